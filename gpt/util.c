@@ -48,10 +48,12 @@ void warn(const char *fmt, ...) {
 }
 
 void *mem_alloc(size_t n, size_t size) {
-    if (size && n > (SIZE_MAX - 63) / size) die("%zu elements of %zu bytes overflow memory sizes", n, size);
+    if (size && n > (SIZE_MAX - 63) / size)
+        die("%zu elements of %zu bytes overflow memory sizes", n, size);
     size_t bytes = round_up(n * size ? n * size : 1, 64);
     void *p = NULL;
-    // Cleared even when untouched pages would read as zero: the allocator may hand back used memory.
+    // Cleared even when untouched pages would read as zero: the allocator may hand back used
+    // memory.
     if (posix_memalign(&p, 64, bytes)) die("out of memory: %zu bytes asked for", bytes);
     memset(p, 0, bytes);
     return p;
@@ -64,12 +66,15 @@ void *mem_grow(void *old, size_t old_n, size_t n, size_t size) {
     return p;
 }
 
-void mem_free(void *p) { free(p); }
+void mem_free(void *p) {
+    free(p);
+}
 
 static void buf_reserve(Buf *b, size_t more) {
     if (b->n + more + 1 <= b->cap) return;
     size_t cap = b->cap ? b->cap : 256;
-    while (cap < b->n + more + 1) cap *= 2;
+    while (cap < b->n + more + 1)
+        cap *= 2;
     b->text = mem_grow(b->text, b->n, cap, 1);
     b->cap = cap;
 }
@@ -115,7 +120,8 @@ static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
     int row[LONGEST + 1], nb = (int)strlen(b);
     if (strlen(a) > LONGEST || nb > LONGEST) return LONGEST;
-    for (int j = 0; j <= nb; j++) row[j] = j;
+    for (int j = 0; j <= nb; j++)
+        row[j] = j;
     for (int i = 1; a[i - 1]; i++) {
         int diagonal = row[0];
         row[0] = i;
@@ -172,7 +178,8 @@ bool file_read(const char *path, size_t max_bytes, char **data, size_t *n, Error
     Buf b = {0};
     char chunk[65536];
     size_t got;
-    while ((got = fread(chunk, 1, sizeof chunk, f)) > 0 && b.n <= max_bytes) buf_add(&b, chunk, got);
+    while ((got = fread(chunk, 1, sizeof chunk, f)) > 0 && b.n <= max_bytes)
+        buf_add(&b, chunk, got);
     bool bad = ferror(f), big = b.n > max_bytes;
     fclose(f);
     if (bad || big) {
@@ -199,7 +206,8 @@ bool file_write_atomic(const char *path, const void *data, size_t n, Error *err)
     Buf tmp = {0};
     buf_printf(&tmp, "%s.tmp-%ld", path, (long)getpid());
     bool ok = write_synced(tmp.text, data, n, err);
-    if (ok && rename(tmp.text, path)) ok = error_set(err, "%s: rename failed (%s)", path, strerror(errno));
+    if (ok && rename(tmp.text, path))
+        ok = error_set(err, "%s: rename failed (%s)", path, strerror(errno));
     if (!ok) remove(tmp.text);
     buf_free(&tmp);
     return ok;

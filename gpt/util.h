@@ -27,7 +27,8 @@ typedef struct Error {
     char text[768];
 } Error;
 
-// Writes the sentence (cut if too long) and returns false, so that callers can `return error_set(...)`.
+// Writes the sentence (cut if too long) and returns false, so that callers can `return
+// error_set(...)`.
 bool error_set(Error *err, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
 // Puts "prefix: " before the sentence already there; returns false.
@@ -39,8 +40,8 @@ NORETURN void die(const char *fmt, ...) PRINTF_LIKE(1, 2);
 // Prints "train_gpt: warning: <sentence>" to stderr.
 void warn(const char *fmt, ...) PRINTF_LIKE(1, 2);
 
-// Zeroed memory, 64-byte aligned, owned by the caller, freed with mem_free; die() when there is none.
-// n * size is checked for overflow. n = 0 gives a valid pointer.
+// Zeroed memory, 64-byte aligned, owned by the caller, freed with mem_free; die() when there is
+// none. n * size is checked for overflow. n = 0 gives a valid pointer.
 void *mem_alloc(size_t n, size_t size);
 // Grows an array obtained from mem_alloc or NULL to n elements; new bytes are not cleared.
 void *mem_grow(void *old, size_t old_n, size_t n, size_t size);
@@ -80,11 +81,21 @@ double now_seconds(void);
 // Largest resident set of this process so far, in bytes.
 size_t peak_rss_bytes(void);
 
-static inline size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
-static inline size_t round_up(size_t a, size_t b) { return ceil_div(a, b) * b; }
-static inline int min_int(int a, int b) { return a < b ? a : b; }
-static inline int max_int(int a, int b) { return a > b ? a : b; }
-static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t ceil_div(size_t a, size_t b) {
+    return (a + b - 1) / b;
+}
+static inline size_t round_up(size_t a, size_t b) {
+    return ceil_div(a, b) * b;
+}
+static inline int min_int(int a, int b) {
+    return a < b ? a : b;
+}
+static inline int max_int(int a, int b) {
+    return a > b ? a : b;
+}
+static inline size_t min_size(size_t a, size_t b) {
+    return a < b ? a : b;
+}
 
 #ifdef __cplusplus
 }
