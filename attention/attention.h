@@ -8,6 +8,8 @@
 
 #include "kernels/ops.h"
 
+#include <math.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -92,9 +94,45 @@ size_t attention_cache_values(const Attention *a, const AttnDims *d);
 // Width that RoPE rotates: HR for a decoupled key, else HS; 0 without RoPE.
 int attention_rope_width(const AttnDims *d);
 
+// --- helpers that variants share
 // Ranks are stored padded to 16 bytes of bf16, with zero rows and columns.
 static inline int attn_stored_rank(int r) {
     return (r + 7) / 8 * 8;
+}
+
+// Initial std of an input projection with that fan-in.
+static inline float attn_std_in(const AttnDims *d, int fan_in) {
+    return d->std_in > 0 ? d->std_in : 1.0f / sqrtf((float)fan_in);
+}
+
+// Scale of the scores for keys of that (training) width.
+static inline float attn_scale(const AttnDims *d, int key_width) {
+    return d->qk_scale > 0 ? d->qk_scale : 1.0f / sqrtf((float)key_width);
+}
+
+// The output projection (C, in), zero at the start when std_out is 0.
+static inline TensorSpec attn_wo_row(const AttnDims *d, int in) {
+    TensorSpec s = {
+        .name = "wo", .dim = {d->C, in},
+             .kind = KIND_MATRIX
+    };
+    s.init = d->std_out > 0 ? INIT_NORMAL : INIT_ZERO;
+    s.std = d->std_out;
+    return s;
+}
+
+static inline TensorSpec attn_bias_row(const char *name, int n, bool join) {
+    TensorSpec s = {
+        .name = name, .dim = {n, 0},
+             .type = TYPE_F32, .kind = KIND_VECTOR
+    };
+    s.join = join;
+    return s;
+}
+
+// Bias row i, or NULL when the model has no biases.
+static inline const float *attn_vector(const AttnCall *c, int i) {
+    return c->d.bias ? (const float *)c->w[i].data : NULL;
 }
 
 #ifdef __cplusplus

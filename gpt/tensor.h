@@ -25,6 +25,8 @@ typedef struct TensorSpec {
     int stored[2];  // padded rows, columns; the padding is zero and stays zero
     int groups;     // row groups padded each by itself: dim[0]/groups -> stored[0]/groups rows
     int blocks;     // row blocks that Muon treats as matrices of their own
+    int heads;      // row blocks of one head each: Muon's units under muon_unit = head; 0: none
+    bool raw;       // read by gemm and kernels, never by matmul: needs no prepared copy
     ElemType type;
     TensorKind kind;
     InitKind init;

@@ -50,7 +50,7 @@ void warn(const char *fmt, ...) {
 void *mem_alloc(size_t n, size_t size) {
     if (size && n > (SIZE_MAX - 63) / size)
         die("%zu elements of %zu bytes overflow memory sizes", n, size);
-    size_t bytes = round_up(n * size ? n * size : 1, 64);
+    size_t used = n * size, bytes = round_up(used > 0 ? used : 1, 64);
     void *p = NULL;
     // Cleared even when untouched pages would read as zero: the allocator may hand back used
     // memory.
