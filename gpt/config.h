@@ -121,3 +121,6 @@ int config_diff(const Config *a, const Config *b, Buf *out);
 AttnDims config_attn_dims(const Config *c, int B, int T, int Tmax);
 // vocab_size padded to a multiple of 128.
 int config_padded_vocab(const Config *c);
+// Initial std of the projections that write into the residual stream (wo, c_proj), whose fan-in is
+// given: 0 with zero_init_proj, else the input std / sqrt(2 n_layer).
+float config_proj_std(const Config *c, int fan_in);

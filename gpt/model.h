@@ -44,6 +44,9 @@ void model_get_tensor(const Model *m, int tensor, float *logical);
 // Rebuilds derived tensors and the packed copies; after loading and after each optimizer step.
 void model_prepare(Model *m);
 
+// Before the first micro-batch of a step: gradients, derived gradients and the step's sums to zero.
+void model_step_begin(Model *m);
+
 // Activations for micro-batches of B sequences of T tokens, freed with the model or by another
 // call.
 void model_alloc_acts(Model *m, int B, int T);

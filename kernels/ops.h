@@ -172,9 +172,10 @@ typedef struct Ops {
     void (*bias_dw)(float *dbias, const floatX *dout, size_t ld_dout, size_t N, int OC);
     void (*gemm)(void *c, const void *a, const void *b, const GemmOp *g);
 
-    // --- embedding: out (B*T, C) = wte[ids] (+ wpe[pos[b] + t]); wpe NULL: no learned positions
+    // --- embedding: out (B*T, C) = wte[ids] (+ wpe[pos[b] + t]); wpe NULL: no learned positions.
+    // Positions from wpe_rows on read the last row: they belong to unused tokens of a ragged batch.
     void (*embed_forward)(floatX *out, const int *ids, const floatX *wte, const floatX *wpe,
-                          const int *pos, int B, int T, int C);
+                          int wpe_rows, const int *pos, int B, int T, int C);
     // dwte (V, C) and dwpe (T, C), either may be NULL; ids are in range
     void (*embed_backward)(float *dwte, float *dwpe, const floatX *dout, const int *ids, int B,
                            int T, int C);
@@ -191,7 +192,7 @@ typedef struct Ops {
                               const floatX *x, const float *weight, const float *mean,
                               const float *rstd, const NormArgs *a);
 
-    // --- queries and keys. rstd (B*T, NH), NULL without norm.
+    // --- queries and keys. rstd (B*T, NH); NULL without norm, or when nothing is kept (inference).
     void (*qk_norm_rope_forward)(floatX *out, float *rstd, const floatX *inp, const RopeArgs *a);
     // dinp from dout; y is the forward output (read only with norm), at ld_y. dinp may be dout;
     // ld_inp, ld_out are the strides of dinp and dout.
