@@ -6,7 +6,7 @@ CC ?= cc
 CXX ?= c++
 MODE ?= release
 OPT_release = -O3
-OPT_asan = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+OPT_asan = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -Wno-format-truncation
 OPT_debug = -O0
 
 WARN = -Wall -Wextra -Wpedantic -Wshadow -Wundef -Wvla -Werror
@@ -61,7 +61,7 @@ $(BUILD)/libgpt.a: $(LIB_OBJ) $(ISA_OBJ)
 define ISA_RULE
 $(BUILD)/$(1)/%.o: %.c
 	@mkdir -p $$(@D)
-	$$(CC) -c -o $$@ $$< $$(CFLAGS_ALL) $$(ISA_FLAGS_$(1)) -DISA=$(1)
+	$$(CC) -c -o $$@ $$< $$(CFLAGS_ALL) -ffp-contract=fast $$(ISA_FLAGS_$(1)) -DISA=$(1)
 endef
 $(foreach isa,$(ISAS),$(eval $(call ISA_RULE,$(isa))))
 

@@ -112,20 +112,14 @@ static inline float attn_scale(const AttnDims *d, int key_width) {
 
 // The output projection (C, in), zero at the start when std_out is 0.
 static inline TensorSpec attn_wo_row(const AttnDims *d, int in) {
-    TensorSpec s = {
-        .name = "wo", .dim = {d->C, in},
-             .kind = KIND_MATRIX
-    };
+    TensorSpec s = {.name = "wo", .dim = {d->C, in}, .kind = KIND_MATRIX};
     s.init = d->std_out > 0 ? INIT_NORMAL : INIT_ZERO;
     s.std = d->std_out;
     return s;
 }
 
 static inline TensorSpec attn_bias_row(const char *name, int n, bool join) {
-    TensorSpec s = {
-        .name = name, .dim = {n, 0},
-             .type = TYPE_F32, .kind = KIND_VECTOR
-    };
+    TensorSpec s = {.name = name, .dim = {n, 0}, .type = TYPE_F32, .kind = KIND_VECTOR};
     s.join = join;
     return s;
 }

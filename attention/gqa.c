@@ -47,32 +47,18 @@ static int params(TensorSpec *s, const AttnDims *d) {
 
 static int saved(TensorSpec *s, const AttnDims *d) {
     int n = d->B * d->T;
-    s[QKV] = (TensorSpec){
-        .name = "qkv", .dim = {n, width(d)}
-    };
-    s[RSTD_Q] = (TensorSpec){
-        .name = "rstd_q", .dim = {d->qk_norm ? n : 0, d->NH},
-             .type = TYPE_F32
-    };
-    s[RSTD_K] = (TensorSpec){
-        .name = "rstd_k", .dim = {d->qk_norm ? n : 0, d->NKV},
-             .type = TYPE_F32
-    };
-    s[ATT] = (TensorSpec){
-        .name = "att", .dim = {n, d->NH * d->HS}
-    };
-    s[LSE] = (TensorSpec){
-        .name = "lse", .dim = {n, d->NH},
-             .type = TYPE_F32
-    };
+    s[QKV] = (TensorSpec){.name = "qkv", .dim = {n, width(d)}};
+    s[RSTD_Q] =
+        (TensorSpec){.name = "rstd_q", .dim = {d->qk_norm ? n : 0, d->NH}, .type = TYPE_F32};
+    s[RSTD_K] =
+        (TensorSpec){.name = "rstd_k", .dim = {d->qk_norm ? n : 0, d->NKV}, .type = TYPE_F32};
+    s[ATT] = (TensorSpec){.name = "att", .dim = {n, d->NH * d->HS}};
+    s[LSE] = (TensorSpec){.name = "lse", .dim = {n, d->NH}, .type = TYPE_F32};
     return LSE + 1;
 }
 
 static int cache(TensorSpec *s, const AttnDims *d) {
-    s[CACHE_K] = (TensorSpec){
-        .name = "k", .dim = {d->Tmax, d->NKV * d->HS},
-             .type = d->cache_type
-    };
+    s[CACHE_K] = (TensorSpec){.name = "k", .dim = {d->Tmax, d->NKV * d->HS}, .type = d->cache_type};
     s[CACHE_V] = s[CACHE_K];
     s[CACHE_V].name = "v";
     return CACHE_V + 1;

@@ -20,9 +20,12 @@ static int draw(const SampleOptions *o, const float *logits, int V, double u) {
 static void frequencies_follow_the_softmax(TestCtx *t) {
     const float logits[4] = {0, 1, 2, -1};
     double count[4] = {0}, sum = 0, p[4];
-    for (int i = 0; i < 4; i++) sum += p[i] = exp((double)logits[i]);
-    for (int k = 0; k < 20000; k++) count[draw(&plain, logits, 4, rng_uniform(5, (uint64_t)k))]++;
-    for (int i = 0; i < 4; i++) CHECK(t, fabs(count[i] / 20000 - p[i] / sum) <= 0.015);
+    for (int i = 0; i < 4; i++)
+        sum += p[i] = exp((double)logits[i]);
+    for (int k = 0; k < 20000; k++)
+        count[draw(&plain, logits, 4, rng_uniform(5, (uint64_t)k))]++;
+    for (int i = 0; i < 4; i++)
+        CHECK(t, fabs(count[i] / 20000 - p[i] / sum) <= 0.015);
 }
 
 static void temperature_zero_takes_the_lowest_of_tied_ids(TestCtx *t) {
@@ -40,7 +43,8 @@ static void top_p_keeps_the_smallest_prefix(TestCtx *t) {
     SampleOptions o = plain;
     o.top_p = 0.7;
     bool seen[4] = {0};
-    for (int k = 0; k < 1000; k++) seen[draw(&o, logits, 4, k / 1000.0)] = true;
+    for (int k = 0; k < 1000; k++)
+        seen[draw(&o, logits, 4, k / 1000.0)] = true;
     CHECK(t, seen[0] && seen[1] && !seen[2] && !seen[3]);
     o.top_p = 1e-9;
     CHECK(t, draw(&o, logits, 4, 0.999) == 0);
@@ -51,7 +55,8 @@ static void min_p_is_relative_to_the_largest(TestCtx *t) {
     SampleOptions o = plain;
     o.min_p = 0.4;
     bool seen[3] = {0};
-    for (int k = 0; k < 1000; k++) seen[draw(&o, logits, 3, k / 1000.0)] = true;
+    for (int k = 0; k < 1000; k++)
+        seen[draw(&o, logits, 3, k / 1000.0)] = true;
     CHECK(t, seen[0] && seen[1] && !seen[2]);
     o.min_p = 1;
     CHECK(t, draw(&o, logits, 3, 0.999) == 0);
@@ -83,12 +88,16 @@ static void logits_that_are_not_numbers_are_never_chosen(TestCtx *t) {
                               {INFINITY, 1, 2, 3, 4}};
     for (int c = 0; c < 5; c++) {
         for (int i = 0; i < 4 * 2 * 2 * 3; i++) {
-            SampleOptions o = {.temperature = temperatures[i % 4], .top_p = top_ps[i / 4 % 2],
-                               .min_p = min_ps[i / 8 % 2], .top_k = top_ks[i / 16],
+            SampleOptions o = {.temperature = temperatures[i % 4],
+                               .top_p = top_ps[i / 4 % 2],
+                               .min_p = min_ps[i / 8 % 2],
+                               .top_k = top_ks[i / 16],
                                .repetition_penalty = 1};
             int id = draw(&o, cases[c], 5, 0.7);
-            if (c < 2) CHECK(t, id == -1);
-            else CHECK(t, id >= 0 && isfinite(cases[c][id]));
+            if (c < 2)
+                CHECK(t, id == -1);
+            else
+                CHECK(t, id >= 0 && isfinite(cases[c][id]));
         }
     }
     const float one[1] = {-3};
@@ -113,9 +122,11 @@ static void options_out_of_range_are_refused(TestCtx *t) {
 }
 
 TEST_MAIN({"frequencies_follow_the_softmax", frequencies_follow_the_softmax},
-          {"temperature_zero_takes_the_lowest_of_tied_ids", temperature_zero_takes_the_lowest_of_tied_ids},
+          {"temperature_zero_takes_the_lowest_of_tied_ids",
+           temperature_zero_takes_the_lowest_of_tied_ids},
           {"top_p_keeps_the_smallest_prefix", top_p_keeps_the_smallest_prefix},
           {"min_p_is_relative_to_the_largest", min_p_is_relative_to_the_largest},
           {"repetition_penalty_counts_an_id_once", repetition_penalty_counts_an_id_once},
-          {"logits_that_are_not_numbers_are_never_chosen", logits_that_are_not_numbers_are_never_chosen},
+          {"logits_that_are_not_numbers_are_never_chosen",
+           logits_that_are_not_numbers_are_never_chosen},
           {"options_out_of_range_are_refused", options_out_of_range_are_refused})
