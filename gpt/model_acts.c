@@ -105,6 +105,7 @@ void model_alloc_acts(Model *m, int B, int T) {
     acts_free(m, m->acts);
     AttnDims d = config_attn_dims(&m->cfg, B, T, T);
     m->acts = acts_create(m, &d, true);
+    m->B = B, m->T = T;
 }
 
 size_t model_acts_bytes(const Config *c, const Ops *ops, int B, int T) {

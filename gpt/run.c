@@ -1,0 +1,108 @@
+// run.c - see run.h.
+#include "gpt/run.h"
+
+#include <string.h>
+
+typedef struct Command {
+    const char *name, *usage, *summary;
+    CommandMain *main;
+} Command;
+
+static const Command commands[] = {
+    {"prepare", "text... --tokenizer train:N --out DIR", "text -> tokenizer and token shards",
+     prepare_command},
+    {"train", "CONFIG.json [section.field=value ...]", "train, or go on from the run's checkpoint",
+     train_main},
+    {"eval", "RUN --data PATH", "loss, perplexity and bits per byte", eval_main},
+    {"generate", "RUN --prompt TEXT", "text from a model, with its KV cache", generate_main},
+    {"plan", "CONFIG.json", "parameters, FLOPs, memory and cache; allocates nothing", plan_main},
+    {"bench", "[CONFIG.json]", "speed of this machine and of the program on it", bench_main},
+};
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+
+int command_failed(const Error *err, int status) {
+    fflush(stdout);
+    fprintf(stderr, "train_gpt: %s\n", err->text);
+    return status;
+}
+
+static const Command *find(const char *name) {
+    for (int i = 0; i < N_COMMANDS; i++) {
+        if (strcmp(commands[i].name, name) == 0) return &commands[i];
+    }
+    return NULL;
+}
+
+static int overview(FILE *out) {
+    fprintf(
+        out,
+        "train_gpt - GPT training and inference with MHA, MQA, GQA, MLA and LRKV attention\n\n");
+    for (int i = 0; i < N_COMMANDS; i++) {
+        fprintf(out, "  train_gpt %-9s %s\n%23s%s\n", commands[i].name, commands[i].usage, "",
+                commands[i].summary);
+    }
+    fprintf(
+        out,
+        "\n  train_gpt help COMMAND    its options\n"
+        "  train_gpt help SECTION    settings of model, attention, data, batch, optim, schedule,\n"
+        "                            train, checkpoint, log, generate (help config: all)\n");
+    return 0;
+}
+
+static int unknown(const char *name, const char *what) {
+    const char *names[N_COMMANDS];
+    Error err;
+    for (int i = 0; i < N_COMMANDS; i++)
+        names[i] = commands[i].name;
+    const char *near = str_nearest(name, names, N_COMMANDS);
+    error_set(&err, "unknown %s '%s'%s%s%s", what, name, near ? "; did you mean " : "",
+              near ? near : "", near ? "?" : "; train_gpt help lists them");
+    return command_failed(&err, 2);
+}
+
+static int command_help(const Program *p, const Command *c) {
+    printf("train_gpt %s %s\n  %s\n\n", c->name, c->usage, c->summary);
+    return c->main(p, 0, NULL, true);
+}
+
+static int help(const Program *p, int argc, char **argv) {
+    if (argc == 0) return overview(stdout);
+    const Command *c = find(argv[0]);
+    if (c) return command_help(p, c);
+    const char *section = strcmp(argv[0], "config") == 0 ? NULL : argv[0];
+    if (config_help(stdout, section)) return 0;
+    return unknown(argv[0], "command or section");
+}
+
+int gpt_main(int argc, char **argv, const Program *p) {
+    if (argc < 2) {
+        overview(stderr);
+        return 2;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        return help(p, argc - 2, argv + 2);
+    }
+    const Command *c = find(name);
+    if (!c) return unknown(name, "command");
+    for (int i = 2; i < argc && strcmp(argv[i], "--"); i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return command_help(p, c);
+    }
+    return c->main(p, argc - 2, argv + 2, false);
+}
+
+const Ops *program_ops(const Program *p, const char *device, ElemType act, Error *err) {
+    bool any = strcmp(device, "auto") == 0;
+    for (int i = 0; i < p->n_devices; i++) {
+        if (!any && strcmp(p->devices[i].name, device)) continue;
+        const Ops *ops = p->devices[i].open(act, err);
+        if (ops || !any) return ops;
+    }
+    if (any) return NULL;
+    Buf names = {0};
+    for (int i = 0; i < p->n_devices; i++)
+        buf_printf(&names, "%s%s", i ? ", " : "", p->devices[i].name);
+    error_set(err, "--device %s: this program was built for %s", device, names.text);
+    buf_free(&names);
+    return NULL;
+}
