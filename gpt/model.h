@@ -26,6 +26,7 @@ typedef struct Model {
     float *rope;  // (Tmax, rope_width/2, 2), device, or NULL
     int rope_rows;
     struct Acts *acts;  // activations of one micro-batch, or NULL
+    int B, T;           // sizes of acts
     StepState *state;   // device
 } Model;
 
