@@ -85,8 +85,8 @@ typedef struct Cache {
 // Room for B sequences of Tmax tokens, prefilled in chunks of at most `chunk` tokens.
 Cache *cache_create(const Model *m, int B, int Tmax, int chunk);
 void cache_free(const Model *m, Cache *c);
-// Row src's contents and position to row dst.
-void cache_copy_row(const Model *m, Cache *c, int dst, int src);
+// Contents and position of a row to another row, of the same cache or of one with the same Tmax.
+void cache_copy_row(const Model *m, Cache *to, int to_row, const Cache *from, int from_row);
 size_t cache_bytes(const Config *c, const Ops *ops, int B, int Tmax);
 // Appends n_new[b] tokens (0 <= n_new[b] <= T <= chunk) to row b; ids (B, T) host. logits, host:
 // of the last new token of each row (B, V) when all is false; of every position (B, T, V)

@@ -50,13 +50,14 @@ void cache_free(const Model *m, Cache *c) {
     mem_free(c);
 }
 
-void cache_copy_row(const Model *m, Cache *c, int dst, int src) {
-    for (int i = 0; i < m->L * c->n_rows; i++) {
-        size_t bytes = row_bytes(&c->spec[i % c->n_rows], m->ops);
-        char *row = c->row[i];
-        m->ops->copy(row + (size_t)dst * bytes, row + (size_t)src * bytes, bytes);
+void cache_copy_row(const Model *m, Cache *to, int to_row, const Cache *from, int from_row) {
+    assert(to->Tmax == from->Tmax);
+    for (int i = 0; i < m->L * to->n_rows; i++) {
+        size_t bytes = row_bytes(&to->spec[i % to->n_rows], m->ops);
+        m->ops->copy((char *)to->row[i] + (size_t)to_row * bytes,
+                     (const char *)from->row[i] + (size_t)from_row * bytes, bytes);
     }
-    c->pos[dst] = c->pos[src];
+    to->pos[to_row] = from->pos[from_row];
 }
 
 // Logits of n rows of x to the host, without the padded columns.
