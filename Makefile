@@ -14,7 +14,7 @@ CWARN = $(WARN) -Wstrict-prototypes -Wmissing-prototypes
 # No fast-math: NaN checks must hold. The two flags below only drop errno and trap bookkeeping.
 COMMON = -g $(OPT_$(MODE)) -I. -MMD -MP -fno-math-errno -fno-trapping-math
 OPENMP ?= -fopenmp
-CFLAGS_ALL = -std=c11 $(COMMON) $(CWARN) $(OPENMP) $(CFLAGS)
+CFLAGS_ALL = -std=c11 $(COMMON) $(CWARN) $(or $(OPENMP),-Wno-unknown-pragmas) $(CFLAGS)
 LIBS = -lcjson -lm $(OPENMP) $(LDFLAGS)
 
 # --- Instruction sets: each file of kernels/cpu is compiled once for each of these.
@@ -64,6 +64,8 @@ $(BUILD)/$(1)/%.o: %.c
 	$$(CC) -c -o $$@ $$< $$(CFLAGS_ALL) -ffp-contract=fast $$(ISA_FLAGS_$(1)) -DISA=$(1)
 endef
 $(foreach isa,$(ISAS),$(eval $(call ISA_RULE,$(isa))))
+# The run-time choice knows which sets were compiled.
+$(BUILD)/kernels/ops_cpu.o: CFLAGS_ALL += $(ISAS:%=-DHAVE_ISA_%)
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)

@@ -270,6 +270,8 @@ typedef struct Ops {
 // The CPU table of the best instruction set this processor has; TRAIN_GPT_ISA=base|avx2|avx512|
 // avx512bf16 in the environment picks a lower one (die() when the processor lacks it).
 const Ops *ops_cpu(void);
+// The table of one instruction set, or NULL when it was not compiled or this processor lacks it.
+const Ops *ops_cpu_isa(const char *isa);
 
 static inline floatX *fx_at(const Ops *ops, const floatX *p, size_t n) {
     return (floatX *)((const char *)p + n * ops->elem_size);

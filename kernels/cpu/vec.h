@@ -15,6 +15,16 @@ static inline void vec_store_n(float *p, VecF v, int n) {
     for (int i = 0; i < n; i++)
         p[i] = v[i];
 }
+// The same with the number of elements that are left, which may be more than LANES.
+static inline VecF vec_get(const float *p, size_t left) {
+    return left >= LANES ? vec_load(p) : vec_load_n(p, (int)left);
+}
+static inline void vec_put(float *p, VecF v, size_t left) {
+    if (left >= LANES)
+        vec_store(p, v);
+    else
+        vec_store_n(p, v, (int)left);
+}
 // True in the first n lanes.
 static inline VecI vec_first(int n) {
     VecI lane;
@@ -35,6 +45,13 @@ static inline VecF vec_max(VecF v, VecF limit) {
 }
 static inline VecF vec_abs(VecF v) {
     return (VecF)((VecI)v & 0x7FFFFFFF);
+}
+
+// Half as many doubles, from LANES/2 floats in memory.
+typedef double VecD __attribute__((vector_size(LANES * 4)));
+typedef float VecHalfU __attribute__((vector_size(LANES * 2), aligned(4)));
+static inline VecD vec_load_double(const float *p) {
+    return __builtin_convertvector(*(const VecHalfU *)p, VecD);
 }
 
 // Across the lanes, in a fixed order.
