@@ -51,10 +51,10 @@ void *mem_alloc(size_t n, size_t size) {
     if (size && n > (SIZE_MAX - 63) / size)
         die("%zu elements of %zu bytes overflow memory sizes", n, size);
     size_t used = n * size, bytes = round_up(used > 0 ? used : 1, 64);
-    void *p = NULL;
     // Cleared even when untouched pages would read as zero: the allocator may hand back used
     // memory.
-    if (posix_memalign(&p, 64, bytes)) die("out of memory: %zu bytes asked for", bytes);
+    void *p = aligned_alloc(64, bytes);
+    if (!p) die("out of memory: %zu bytes asked for", bytes);
     memset(p, 0, bytes);
     return p;
 }
