@@ -42,8 +42,8 @@ typedef struct Config {
     } model;
     struct {
         char type[16];
-        int n_kv_head;  // gqa
-        int rank;       // lrkv
+        int n_kv_head;  // gqa; 0: not set
+        int rank;       // lrkv; -1: not set
         double residual_init_ratio;
         int path;                                                     // AttnPath
         int kv_lora_rank, q_lora_rank, qk_rope_head_dim, v_head_dim;  // mla
@@ -97,28 +97,37 @@ typedef struct Config {
 
 // Defaults only.
 void config_default(Config *c);
-// Reads a JSON file, its "base" chain first (paths relative to the file). Unknown keys, wrong types
-// and values out of range are one sentence naming the file, the key, what was expected and what was
-// found.
+// Every setting whose key is `section` or begins with "section." back to its default; for changing
+// the attention type of a config that holds another type's numbers: config_reset(c, "attention").
+void config_reset(Config *c, const char *section);
+// Defaults, then a JSON file, its "base" chain first (paths relative to the file). Unknown keys,
+// wrong types and values out of range are one sentence naming the file, the key, what was expected
+// and what was found; c is then unchanged.
 bool config_load(Config *c, const char *path, Error *err);
-// From JSON text (checkpoint metadata); `where` names it in sentences.
+// Defaults, then JSON text (checkpoint metadata); `where` names it in sentences.
 bool config_parse(Config *c, const char *json, const char *where, Error *err);
 // One "section.field=value".
 bool config_override(Config *c, const char *assignment, Error *err);
-// Combinations: divisibility, variant checks, sizes. Call after all overrides; fills derived zeros
-// (head_dim, ffn_dim) so that everything below can use the numbers as they are.
+// Combinations: divisibility, variant checks, sizes; a setting without effect is refused. Call
+// after all overrides; fills derived zeros (head_dim, ffn_dim) so that everything below can use the
+// numbers as they are.
 bool config_finish(Config *c, Error *err);
-// The whole config as JSON, caller frees with mem_free.
+// The config as JSON, caller frees with mem_free: every setting except those that have no effect
+// and stand at their default (another variant's sizes). Reading it gives the same config.
 char *config_print(const Config *c);
 // Help for everything, for one section, or for one key; false when there is no such section.
 bool config_help(FILE *out, const char *section);
 // Writes into `out` the keys in which a and b differ among those that must not change when a run is
 // resumed ("model.n_layer 2 -> 3, ..."); returns how many.
 int config_diff(const Config *a, const Config *b, Buf *out);
+// The same for the keys that may change (learning rates, schedule, steps, ...), for a notice.
+int config_diff_free(const Config *a, const Config *b, Buf *out);
 
 // The attention sizes that this config means, for one micro-batch of B x T; Tmax is the cache
 // length.
 AttnDims config_attn_dims(const Config *c, int B, int T, int Tmax);
+// model.head_dim, or n_embd / n_head when it is still 0.
+int config_head_dim(const Config *c);
 // vocab_size padded to a multiple of 128.
 int config_padded_vocab(const Config *c);
 // Initial std of the projections that write into the residual stream (wo, c_proj), whose fan-in is
