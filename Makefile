@@ -39,7 +39,29 @@ TEST_SRC := $(wildcard test/*/test_*.c test/test_*.c)
 TESTS = $(TEST_SRC:%.c=$(BUILD)/%)
 TEST_LIB = $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/test_%.c,$(wildcard test/*.c)))
 
-.PHONY: all help info test asan check format clean
+# --- CUDA: nvcc compiles kernels for GPUs; the C++ compiler compiles the same files for the emulator.
+CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /opt/cuda /usr/lib/cuda))
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard $(CUDA_HOME)/bin/nvcc))
+CUDA ?= $(if $(NVCC),1,0)
+CUDA_ARCHS ?= 80 90
+NVCC_FLAGS = -std=c++17 -O3 -lineinfo -I. -MMD -MP -Werror all-warnings -Xcompiler -Wall,-Wextra \
+    $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+    -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
+CU_SRC := $(wildcard kernels/cuda/*.cu attention/*.cu)
+CUDA_OBJ = $(CU_SRC:%.cu=$(BUILD)/cuda/%.o)
+EMU_SRC := $(wildcard test/emu/*.cpp)
+EMU_RUN = $(EMU_SRC:%.cpp=$(BUILD)/emu/%.o)
+EMU_OBJ = $(CU_SRC:%.cu=$(BUILD)/emu/%.o) $(EMU_RUN)
+CHECK_OBJ = $(CU_SRC:%.cu=$(BUILD)/check/%.o) $(EMU_RUN)
+CXXFLAGS_ALL = -std=c++17 $(COMMON) $(WARN) -Wno-unknown-pragmas -DGPU_EMU $(CXXFLAGS)
+# Every access of a kernel calls test/emu/emu_check.cpp, never the thread sanitizer itself.
+CHECK_release = -O1 -fsanitize=thread
+CHECK_asan = -O1 -fsanitize=thread,undefined -fno-sanitize-recover=all
+CHECK_debug = -O0 -fsanitize=thread
+EMU_TEST_SRC := $(if $(shell command -v $(CXX)),$(wildcard test/kernels/cuda/test_*.c test/emu/test_*.cu))
+EMU_TESTS = $(addprefix $(BUILD)/check/,$(basename $(EMU_TEST_SRC)))
+
+.PHONY: all help info test asan check format clean cuda emu
 all: $(BUILD)/train_gpt ## build the trainer
 
 help: ## this list
@@ -49,7 +71,7 @@ info: ## what was found on this machine
 	@echo "compiler    $(shell $(CC) --version | head -1)"
 	@echo "processor   $(ARCH), built for: $(ISAS)"
 	@echo "openmp      $(if $(OPENMP),yes,no)"
-	@echo "nvcc        $(if $(NVCC),$(NVCC),not found)"
+	@echo "nvcc        $(if $(NVCC),$(NVCC)$(if $(filter 1,$(CUDA)), for sm_$(CUDA_ARCHS), (switched off)),not found)"
 
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(BUILD)/libgpt.a
 	$(CC) -o $@ $^ $(CFLAGS_ALL) $(LIBS)
@@ -75,13 +97,45 @@ $(BUILD)/%.o: %.c
 $(TESTS): $(BUILD)/test/%: $(BUILD)/test/%.o $(TEST_LIB) $(BUILD)/libgpt.a
 	$(CC) -o $@ $^ $(CFLAGS_ALL) $(LIBS)
 
-tests: $(TESTS) ## build the test programs
+tests: $(TESTS) $(EMU_TESTS) ## build the test programs
 
-test: $(TESTS) $(BUILD)/train_gpt ## build and run all tests
-	@BUILD=$(BUILD) scripts/run_tests.sh $(TESTS)
+test: $(TESTS) $(EMU_TESTS) $(BUILD)/train_gpt ## build and run all tests
+	@BUILD=$(BUILD) scripts/run_tests.sh $(TESTS) $(EMU_TESTS)
+
+# --- The emulator and its tests: kernels against the CPU's ops, every access checked.
+$(BUILD)/emu/%.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) -c -o $@ $< $(CXXFLAGS_ALL)
+$(BUILD)/emu/%.o: %.cu
+	@mkdir -p $(@D)
+	$(CXX) -x c++ -c -o $@ $< $(CXXFLAGS_ALL)
+$(BUILD)/check/%.o: %.cu
+	@mkdir -p $(@D)
+	$(CXX) -x c++ -c -o $@ $< $(filter-out $(OPT_$(MODE)),$(CXXFLAGS_ALL)) $(CHECK_$(MODE))
+$(BUILD)/check/test/kernels/%: $(BUILD)/test/kernels/%.o $(CHECK_OBJ) $(TEST_LIB) $(BUILD)/libgpt.a
+	@mkdir -p $(@D)
+	$(CXX) -o $@ $^ $(OPT_$(MODE)) $(LIBS)
+$(BUILD)/check/test/emu/%: $(BUILD)/check/test/emu/%.o $(EMU_RUN) $(TEST_LIB) $(BUILD)/libgpt.a
+	$(CXX) -o $@ $^ $(OPT_$(MODE)) $(LIBS)
+
+emu: $(EMU_TESTS) ## build and run the kernel tests on the emulator
+	@BUILD=$(BUILD) scripts/run_tests.sh $(EMU_TESTS)
+
+# --- The same kernels and tests for GPUs.
+$(BUILD)/cuda/%.o: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) -c -o $@ $< $(NVCC_FLAGS)
+$(BUILD)/cuda/test/kernels/%: $(BUILD)/test/kernels/%.o $(CUDA_OBJ) $(TEST_LIB) $(BUILD)/libgpt.a
+	@mkdir -p $(@D)
+	$(NVCC) -o $@ $^ -lcublasLt $(addprefix -Xcompiler ,$(OPENMP)) -lcjson -lm
+
+cuda: $(if $(filter 1,$(CUDA)),$(CUDA_OBJ)) ## compile the kernels with nvcc, where it is found
 
 asan: ## all tests under AddressSanitizer and UBSan
 	@$(MAKE) MODE=asan BUILD=build/asan test
+
+check: ## include rules and style rules that a compiler does not know
+	@scripts/check_style.sh
 
 format: ## clang-format over the tree
 	clang-format -i $(shell git ls-files --cached --others --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')

@@ -28,9 +28,12 @@ int test_run(int argc, char **argv, const TestCase *cases, int n) {
         const char *verdict = t.failures ? "FAIL" : t.skipped ? "skip" : "ok";
         printf("%-4s %s (%.0f ms)%s%s\n", verdict, t.name, ms, t.skipped ? ": " : "", t.why);
         fflush(stdout);
-        if (t.failures) failed++;
-        else if (t.skipped) skipped++;
-        else passed++;
+        if (t.failures)
+            failed++;
+        else if (t.skipped)
+            skipped++;
+        else
+            passed++;
     }
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed || passed + skipped == 0 ? 1 : 0;
@@ -60,11 +63,13 @@ static void index_text(char *text, size_t size, size_t i, const int *shape) {
         return;
     }
     int n = 0;
-    while (shape[n]) n++;
+    while (shape[n])
+        n++;
     size_t rest = i, used = 0;
     for (int d = 0; d < n && used < size; d++) {
         size_t below = 1;
-        for (int e = d + 1; e < n; e++) below *= (size_t)shape[e];
+        for (int e = d + 1; e < n; e++)
+            below *= (size_t)shape[e];
         used += (size_t)snprintf(text + used, size - used, "%s%zu", d ? "," : "[", rest / below);
         rest %= below;
     }
@@ -101,25 +106,30 @@ static bool close_any(TestCtx *t, const char *file, int line, const float *a, co
     if (!bad) return true;
     char index[64];
     index_text(index, sizeof index, where, c.shape);
-    test_fail(t, file, line, "%s%s: %.9g, expected %.9g, off by %.3g = %.1f x the bound %.3g (%zu of %zu bad)",
-              c.what, index, (double)a[where], at(b, is_double, where), worst, worst / bound, bound, bad,
-              c.n);
+    test_fail(t, file, line,
+              "%s%s: %.9g, expected %.9g, off by %.3g = %.1f x the bound %.3g (%zu of %zu bad)",
+              c.what, index, (double)a[where], at(b, is_double, where), worst, worst / bound, bound,
+              bad, c.n);
     return false;
 }
 
-bool test_close_f32(TestCtx *t, const char *file, int line, const float *a, const float *b, Close c) {
+bool test_close_f32(TestCtx *t, const char *file, int line, const float *a, const float *b,
+                    Close c) {
     return close_any(t, file, line, a, b, false, c);
 }
 
-bool test_close_f64(TestCtx *t, const char *file, int line, const float *a, const double *b, Close c) {
+bool test_close_f64(TestCtx *t, const char *file, int line, const float *a, const double *b,
+                    Close c) {
     return close_any(t, file, line, a, b, true, c);
 }
 
-bool test_same_bits(TestCtx *t, const char *file, int line, const void *a, const void *b, size_t bytes) {
+bool test_same_bits(TestCtx *t, const char *file, int line, const void *a, const void *b,
+                    size_t bytes) {
     if (memcmp(a, b, bytes) == 0) return true;
     const unsigned char *p = a, *q = b;
     size_t i = 0;
-    while (p[i] == q[i]) i++;
+    while (p[i] == q[i])
+        i++;
     test_fail(t, file, line, "bytes differ first at %zu of %zu", i, bytes);
     return false;
 }
@@ -146,7 +156,9 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return remove(path);
 }
 
-void test_remove_dir(const char *path) { nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS); }
+void test_remove_dir(const char *path) {
+    nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
 
 char *test_data(const char *name) {
     const char *dir = getenv("GPT_TEST_DATA");

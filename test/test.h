@@ -23,8 +23,9 @@ typedef struct TestCase {
 
 int test_run(int argc, char **argv, const TestCase *cases, int n);
 
-// One comparison. Shape gives the extents for printing the index of the worst element (0-terminated,
-// or NULL). Passes when every |a - b| <= abs_tol + rel_tol * max|b| and all values are finite.
+// One comparison. Shape gives the extents for printing the index of the worst element
+// (0-terminated, or NULL). Passes when every |a - b| <= abs_tol + rel_tol * max|b| and all values
+// are finite.
 typedef struct Close {
     const char *what;
     size_t n;
@@ -34,9 +35,12 @@ typedef struct Close {
 
 void test_fail(TestCtx *t, const char *file, int line, const char *fmt, ...) PRINTF_LIKE(4, 5);
 void test_skip(TestCtx *t, const char *fmt, ...) PRINTF_LIKE(2, 3);
-bool test_close_f32(TestCtx *t, const char *file, int line, const float *a, const float *b, Close c);
-bool test_close_f64(TestCtx *t, const char *file, int line, const float *a, const double *b, Close c);
-bool test_same_bits(TestCtx *t, const char *file, int line, const void *a, const void *b, size_t bytes);
+bool test_close_f32(TestCtx *t, const char *file, int line, const float *a, const float *b,
+                    Close c);
+bool test_close_f64(TestCtx *t, const char *file, int line, const float *a, const double *b,
+                    Close c);
+bool test_same_bits(TestCtx *t, const char *file, int line, const void *a, const void *b,
+                    size_t bytes);
 
 // Seeded noise in [-scale, scale).
 void test_noise(float *out, size_t n, uint64_t seed, float scale);
