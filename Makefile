@@ -56,7 +56,7 @@ CHECK_OBJ = $(CU_SRC:%.cu=$(BUILD)/check/%.o) $(EMU_RUN)
 CXXFLAGS_ALL = -std=c++17 $(COMMON) $(WARN) -Wno-unknown-pragmas -DGPU_EMU $(CXXFLAGS)
 # Every access of a kernel calls test/emu/emu_check.cpp, never the thread sanitizer itself.
 CHECK_release = -O1 -fsanitize=thread
-CHECK_asan = -O1 -fsanitize=thread,undefined -fno-sanitize-recover=all
+CHECK_asan = -O1 -fsanitize=thread,undefined -fno-sanitize=alignment -fno-sanitize-recover=all
 CHECK_debug = -O0 -fsanitize=thread
 EMU_TEST_SRC := $(if $(shell command -v $(CXX)),$(wildcard test/kernels/cuda/test_*.c test/emu/test_*.cu))
 EMU_TESTS = $(addprefix $(BUILD)/check/,$(basename $(EMU_TEST_SRC)))
