@@ -11,21 +11,23 @@
 #define GELU_SCALE 0.79788456080286535588f
 #define GELU_CUBIC 0.044715f
 
-// Beyond +-20 the sigmoid is 0 or 1 in fp32; x^3 would overflow far outside.
+// Beyond +-10 the sigmoid is 0 or 1 in fp32; x^3 would overflow far outside.
 static inline VecF gelu_clamp(VecF x) {
-    return vec_min(vec_max(x, vec_set(-20.0f)), vec_set(20.0f));
+    return vec_min(vec_max(x, vec_set(-10.0f)), vec_set(10.0f));
 }
-static inline VecF gelu_sigmoid(VecF x) {
-    return vec_sigmoid(2 * GELU_SCALE * (x + GELU_CUBIC * x * x * x));
+// e^(-2u), finite for clamped x.
+static inline VecF gelu_exp(VecF x) {
+    return vec_exp(-2 * GELU_SCALE * (x + GELU_CUBIC * x * x * x));
 }
 static inline VecF gelu(VecF x) {
-    return x * gelu_sigmoid(gelu_clamp(x));
+    return x / (1.0f + gelu_exp(gelu_clamp(x)));
 }
+// With s the sigmoid, 1 - s = e s keeps its digits where s is close to 1.
 static inline VecF gelu_grad(VecF x) {
     x = gelu_clamp(x);
-    VecF s = gelu_sigmoid(x);
+    VecF e = gelu_exp(x), s = 1.0f / (1.0f + e);
     VecF du = GELU_SCALE * (1.0f + 3 * GELU_CUBIC * x * x);
-    return s + 2.0f * x * s * (1.0f - s) * du;
+    return s + 2.0f * x * s * (e * s) * du;
 }
 
 // A stretch of one row: n elements of out and inp (the gate), and of up for SwiGLU.
