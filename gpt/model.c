@@ -82,45 +82,50 @@ static void create_weights(Model *m, bool training) {
     }
 }
 
-// Bytes of one layer's derived tensors: values, prepared copies, gradients.
-static size_t derived_layer_bytes(const Config *c, const Ops *ops, bool training, TensorSpec *s,
-                                  int *n) {
+// Bytes of one derived tensor: values, prepared copies unless it is raw, gradient.
+static size_t derived_row_bytes(const Config *c, const Ops *ops, bool training,
+                                const TensorSpec *s) {
+    size_t bytes = round_up(spec_stored(s) * elem_bytes(s->type, ops->elem_size), 256);
+    if (!s->raw) {
+        bytes +=
+            packed_bytes(ops, spec_rows(s), spec_cols(s), (ElemType)c->train.compute, training);
+    }
+    return bytes + (training ? round_up(spec_stored(s) * sizeof(float), 256) : 0);
+}
+
+static int derived_rows(TensorSpec *s, const Config *c) {
     AttnDims d = config_attn_dims(c, 1, 1, 1);
     const Attention *a = attention_find(c->attention.type);
-    *n = a->derived ? a->derived(s, &d) : 0;
-    size_t bytes = 0;
-    for (int i = 0; i < *n; i++) {
-        bytes += round_up(spec_stored(&s[i]) * ops->elem_size, 256);
-        bytes += packed_bytes(ops, spec_rows(&s[i]), spec_cols(&s[i]), (ElemType)c->train.compute,
-                              training);
-        if (training) bytes += round_up(spec_stored(&s[i]) * sizeof(float), 256);
-    }
-    return bytes;
+    return a->derived ? a->derived(s, &d) : 0;
 }
 
 size_t model_derived_bytes(const Config *c, const Ops *ops, bool training) {
     TensorSpec s[ATTN_MAX_TENSORS] = {{0}};
-    int n;
-    return (size_t)c->model.n_layer * derived_layer_bytes(c, ops, training, s, &n);
+    int n = derived_rows(s, c);
+    size_t bytes = 0;
+    for (int i = 0; i < n; i++)
+        bytes += derived_row_bytes(c, ops, training, &s[i]);
+    return bytes * (size_t)c->model.n_layer;
 }
 
 static void create_derived(Model *m, bool training) {
     TensorSpec s[ATTN_MAX_TENSORS] = {{0}};
-    size_t layer = derived_layer_bytes(&m->cfg, m->ops, training, s, &m->n_derived);
-    m->derived_bytes = layer * (size_t)m->L;
+    m->n_derived = derived_rows(s, &m->cfg);
     if (!m->n_derived) return;
-    m->derived = mem_alloc((size_t)m->L * (size_t)m->n_derived, sizeof(Weight));
-    m->dderived = mem_alloc((size_t)m->L * (size_t)m->n_derived, sizeof(float *));
+    size_t count = (size_t)m->L * (size_t)m->n_derived;
+    m->derived_bytes = model_derived_bytes(&m->cfg, m->ops, training);
+    m->derived = mem_alloc(count, sizeof(Weight));
+    m->dderived = mem_alloc(count, sizeof(float *));
     m->derived_arena = m->ops->alloc(m->derived_bytes);
     char *at = m->derived_arena;
-    for (int k = 0; k < m->L * m->n_derived; k++) {
-        const TensorSpec *row = &s[k % m->n_derived];
+    for (size_t k = 0; k < count; k++) {
+        const TensorSpec *row = &s[k % (size_t)m->n_derived];
         m->derived[k] = (Weight){.data = (floatX *)at,
                                  .OC = spec_rows(row),
                                  .IC = spec_cols(row),
                                  .compute = (ElemType)m->cfg.train.compute};
-        at += round_up(spec_stored(row) * m->ops->elem_size, 256);
-        place_packed(&m->derived[k], m->ops, &at, training);
+        at += round_up(spec_stored(row) * elem_bytes(row->type, m->ops->elem_size), 256);
+        if (!row->raw) place_packed(&m->derived[k], m->ops, &at, training);
         if (!training) continue;
         m->dderived[k] = (float *)at;
         at += round_up(spec_stored(row) * sizeof(float), 256);
@@ -153,6 +158,8 @@ static void create_rope(Model *m) {
 Model *model_create(const Config *c, const Ops *ops, bool training) {
     Model *m = mem_alloc(1, sizeof *m);
     m->cfg = *c;
+    // Merged weights only pay in training; the cache works on the factors.
+    if (!training) m->cfg.attention.path = PATH_FACTORED;
     m->ops = ops;
     m->attn = attention_find(c->attention.type);
     m->V = c->model.vocab_size, m->Vp = config_padded_vocab(c);
@@ -236,7 +243,8 @@ void model_prepare(Model *m) {
         model_attn_call(&call, m, NULL, &d, l);
         m->attn->prepare(&call.call);
         for (int i = 0; i < m->n_derived; i++) {
-            m->ops->weight_prepare(&m->derived[l * m->n_derived + i]);
+            Weight *w = &m->derived[l * m->n_derived + i];
+            if (w->forward) m->ops->weight_prepare(w);
         }
     }
 }

@@ -262,6 +262,7 @@ typedef struct Ops {
     // each of `batch` matrices of n elements at stride: x /= |x|_F + eps
     void (*muon_normalize)(float *x, size_t n, int batch, size_t stride, float eps);
     void (*scale_copy)(float *out, const float *x, size_t n, float factor);  // out may be x
+    void (*axpy)(float *y, const float *x, size_t n, float alpha);           // y += alpha x
     // param -= lr*decay*param + lr*update, unless skip
     void (*muon_apply)(void *param, float *master, ElemType type, const float *update, size_t n,
                        float lr, float decay, const StepState *state);

@@ -40,6 +40,7 @@
 #define muon_momentum_cpu         ISA_FN(muon_momentum_cpu)
 #define muon_normalize_cpu        ISA_FN(muon_normalize_cpu)
 #define scale_copy_cpu            ISA_FN(scale_copy_cpu)
+#define axpy_cpu                  ISA_FN(axpy_cpu)
 #define muon_apply_cpu            ISA_FN(muon_apply_cpu)
 
 void *alloc_cpu(size_t bytes);
@@ -94,6 +95,7 @@ void muon_momentum_cpu(float *out, float *momentum, const float *g, size_t n, fl
                        bool nesterov, const StepState *state);
 void muon_normalize_cpu(float *x, size_t n, int batch, size_t stride, float eps);
 void scale_copy_cpu(float *out, const float *x, size_t n, float factor);
+void axpy_cpu(float *y, const float *x, size_t n, float alpha);
 void muon_apply_cpu(void *param, float *master, ElemType type, const float *update, size_t n,
                     float lr, float decay, const StepState *state);
 

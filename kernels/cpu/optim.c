@@ -79,6 +79,12 @@ void scale_copy_cpu(float *out, const float *x, size_t n, float factor) {
         scale_span(out + i, x + i, min_size(SPAN, n - i), factor);
 }
 
+void axpy_cpu(float *y, const float *x, size_t n, float alpha) {
+#pragma omp parallel for schedule(static) if (n > SERIAL_ELEMENTS)
+    for (size_t i = 0; i < n; i++)
+        y[i] += alpha * x[i];
+}
+
 static void normalize_one(float *x, size_t n, float eps) {
     double norm = sqrt(sum_squares(x, n));
     scale_copy_cpu(x, x, n, (float)(1 / (norm + (double)eps)));
