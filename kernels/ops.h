@@ -61,6 +61,7 @@ typedef struct NormArgs {
 // without gain. Either half can be switched off.
 typedef struct RopeArgs {
     int B, T, NH, HS;
+    size_t head_stride;  // between heads, of input and output; 0: HS
     size_t ld_inp, ld_out;
     const float *rope;  // (Tmax, HS/2, 2) cos, sin; NULL: no rotation
     const int *pos;     // (B): token t of row b stands at pos[b] + t; NULL: at t
@@ -82,6 +83,15 @@ typedef struct SdpaArgs {
     int max_pos;             // host bound on pos[b] + n_new[b], for launch geometry only
     ElemType kv_type;        // of k and v in extend: TYPE_F32 or TYPE_BF16; training: TYPE_FX
 } SdpaArgs;
+
+// Heads put together from two parts: out[n,h,:] = [a[n,h,:W1] | b[n,h,:W2]]. Strides in elements;
+// b_head = 0 shares one b among the heads.
+typedef struct ConcatArgs {
+    size_t N;
+    int NH, W1, W2;
+    size_t ld_out, ld_a, ld_b;  // between tokens; heads of out lie W1 + W2 apart
+    size_t a_head, b_head;
+} ConcatArgs;
 
 // Low-rank keys or values per head: x_h = S + Z_h B_h^T, then RopeArgs' rotation and norm.
 //   s (N, HS) or NULL; z (N, NH*R) with R the stored rank; b (NH, HS, R)
@@ -206,6 +216,12 @@ typedef struct Ops {
     void (*lowrank_backward)(floatX *ds, floatX *dz, float *db, floatX *dout, const floatX *y,
                              const float *rstd, const floatX *z, const floatX *b,
                              const LowRankArgs *a);
+
+    // a NULL: the first W1 of each head are left as they are
+    void (*concat_heads)(floatX *out, const floatX *a, const floatX *b, const ConcatArgs *c);
+    // da, db set from dout; a shared b gets the sum over heads
+    void (*split_heads)(floatX *da, floatX *db, const floatX *dout, const ConcatArgs *c);
+    void (*bias_add)(floatX *out, size_t ld_out, const float *bias, size_t N, int W);
 
     // --- activation. out (N, F); inp (N, F), or (N, 2F) as [gate | up] for SwiGLU
     void (*act_forward)(floatX *out, const floatX *inp, ActKind kind, size_t N, int F);

@@ -25,6 +25,9 @@
 #define add_norm_backward_cpu     ISA_FN(add_norm_backward_cpu)
 #define qk_norm_rope_forward_cpu  ISA_FN(qk_norm_rope_forward_cpu)
 #define qk_norm_rope_backward_cpu ISA_FN(qk_norm_rope_backward_cpu)
+#define concat_heads_cpu          ISA_FN(concat_heads_cpu)
+#define split_heads_cpu           ISA_FN(split_heads_cpu)
+#define bias_add_cpu              ISA_FN(bias_add_cpu)
 #define act_forward_cpu           ISA_FN(act_forward_cpu)
 #define act_backward_cpu          ISA_FN(act_backward_cpu)
 #define add_cpu                   ISA_FN(add_cpu)
@@ -73,6 +76,9 @@ void add_norm_backward_cpu(floatX *dresidual, float *dweight, float *dbias, cons
 void qk_norm_rope_forward_cpu(floatX *out, float *rstd, const floatX *inp, const RopeArgs *a);
 void qk_norm_rope_backward_cpu(floatX *dinp, const floatX *dout, const floatX *y, size_t ld_y,
                                const float *rstd, const RopeArgs *a);
+void concat_heads_cpu(floatX *out, const floatX *a, const floatX *b, const ConcatArgs *c);
+void split_heads_cpu(floatX *da, floatX *db, const floatX *dout, const ConcatArgs *c);
+void bias_add_cpu(floatX *out, size_t ld_out, const float *bias, size_t N, int W);
 void act_forward_cpu(floatX *out, const floatX *inp, ActKind kind, size_t N, int F);
 void act_backward_cpu(floatX *dinp, const floatX *dout, const floatX *inp, ActKind kind, size_t N,
                       int F);

@@ -2,11 +2,16 @@
 // A token's cosines are unpacked once for all its heads; the heads are then normalised in the
 // cache.
 #include <math.h>
+#include <string.h>
 
 #include "gpt/util.h"
 #include "kernels/cpu/ops_cpu.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/cpu/vec.h"
+
+static size_t head_stride(const RopeArgs *a) {
+    return a->head_stride ? a->head_stride : (size_t)a->HS;
+}
 
 // What one token needs.
 typedef struct Token {
@@ -31,8 +36,8 @@ static void rotate(float *out, const float *inp, const float *rope, float sign, 
             s[l] = sign * rope[2 * (i + l) + 1];
         }
         for (int h = 0; h < a->NH; h++) {
-            const float *x = inp + (size_t)h * (size_t)a->HS + i;
-            float *y = out + (size_t)h * (size_t)a->HS + i;
+            const float *x = inp + (size_t)h * head_stride(a) + i;
+            float *y = out + (size_t)h * head_stride(a) + i;
             VecF x1 = vec_get(x, left), x2 = vec_get(x + half, left);
             vec_put(y, x1 * c + x2 * s, left);
             vec_put(y + half, x2 * c - x1 * s, left);
@@ -41,9 +46,11 @@ static void rotate(float *out, const float *inp, const float *rope, float sign, 
 }
 
 static void copy_heads(float *out, const float *inp, const RopeArgs *a) {
-    size_t n = (size_t)a->NH * (size_t)a->HS;
-    for (size_t i = 0; out != inp && i < n; i += LANES)
-        vec_put(out + i, vec_get(inp + i, n - i), n - i);
+    if (out == inp) return;
+    for (int h = 0; h < a->NH; h++) {
+        size_t at = (size_t)h * head_stride(a);
+        memcpy(out + at, inp + at, (size_t)a->HS * sizeof(float));
+    }
 }
 
 // y /= rms(y); returns 1/rms.
@@ -61,6 +68,7 @@ static float normalise(float *y, size_t HS, float eps) {
 
 void qk_norm_rope_forward_cpu(floatX *out, float *rstd, const floatX *inp, const RopeArgs *a) {
     size_t rows = (size_t)a->B * (size_t)a->T, NH = (size_t)a->NH, HS = (size_t)a->HS;
+    size_t stride = head_stride(a);
 #pragma omp parallel for schedule(static) if (rows * NH * HS > SERIAL_ELEMENTS)
     for (size_t row = 0; row < rows; row++) {
         Token t = token_at(a, row);
@@ -71,7 +79,7 @@ void qk_norm_rope_forward_cpu(floatX *out, float *rstd, const floatX *inp, const
         else
             copy_heads(y, x, a);
         for (size_t h = 0; a->norm && h < NH; h++) {
-            float r = normalise(y + h * HS, HS, a->eps);
+            float r = normalise(y + h * stride, HS, a->eps);
             if (rstd) rstd[row * NH + h] = r;
         }
     }
@@ -93,14 +101,15 @@ static void normalise_backward(float *dinp, const float *dout, const float *y, f
 void qk_norm_rope_backward_cpu(floatX *dinp, const floatX *dout, const floatX *y, size_t ld_y,
                                const float *rstd, const RopeArgs *a) {
     size_t rows = (size_t)a->B * (size_t)a->T, NH = (size_t)a->NH, HS = (size_t)a->HS;
+    size_t stride = head_stride(a);
 #pragma omp parallel for schedule(static) if (rows * NH * HS > SERIAL_ELEMENTS)
     for (size_t row = 0; row < rows; row++) {
         Token t = token_at(a, row);
         float *dx = (float *)dinp + row * a->ld_inp;
         const float *d = (const float *)dout + row * a->ld_out;
         for (size_t h = 0; a->norm && h < NH; h++)
-            normalise_backward(dx + h * HS, d + h * HS, (const float *)y + row * ld_y + h * HS,
-                               rstd[row * NH + h], HS);
+            normalise_backward(dx + h * stride, d + h * stride,
+                               (const float *)y + row * ld_y + h * stride, rstd[row * NH + h], HS);
         if (a->norm) d = dx;
         if (t.rope)
             rotate(dx, d, t.rope, -1, a);
