@@ -66,6 +66,19 @@ bool config_override(Config *c, const char *assignment, Error *err) {
     return ok;
 }
 
+int config_micro_batch(const Config *c, int ranks) {
+    enum { MICRO_BATCH_TOKENS = 8192 };
+    int64_t sequences = c->batch.tokens / c->model.seq_len;
+    if (c->batch.micro_batch) return c->batch.micro_batch;
+    if (sequences % ranks) return 0;
+    sequences /= ranks;
+    int64_t most = MICRO_BATCH_TOKENS / c->model.seq_len;
+    int64_t n = most < sequences ? most : sequences;
+    for (; n > 1 && sequences % n; n--) {
+    }
+    return n < 1 ? 1 : (int)n;
+}
+
 int config_padded_vocab(const Config *c) {
     return (int)round_up((size_t)c->model.vocab_size, 128);
 }

@@ -126,6 +126,10 @@ int config_diff_free(const Config *a, const Config *b, Buf *out);
 // The attention sizes that this config means, for one micro-batch of B x T; Tmax is the cache
 // length.
 AttnDims config_attn_dims(const Config *c, int B, int T, int Tmax);
+// Sequences of a micro-batch when `ranks` processes share a step: batch.micro_batch, or for 0 the
+// largest divisor of a rank's sequences that stays within 8192 tokens; 0 when the step's sequences
+// can't be divided over the ranks.
+int config_micro_batch(const Config *c, int ranks);
 // model.head_dim, or n_embd / n_head when it is still 0.
 int config_head_dim(const Config *c);
 // vocab_size padded to a multiple of 128.

@@ -115,6 +115,11 @@ static bool check_batch(const Config *c, Error *err) {
                          "batch.micro_batch %lld times model.seq_len %lld is more than %d "
                          "tokens at once",
                          (long long)micro, (long long)T, INT_MAX);
+    if (c->train.steps > INT64_MAX / tokens)
+        return error_set(err,
+                         "train.steps %lld times batch.tokens %lld are more tokens than can "
+                         "be counted",
+                         (long long)c->train.steps, (long long)tokens);
     int64_t unit = T * (micro ? micro : 1);
     if (tokens % unit == 0) return true;
     Buf near = {0};

@@ -85,6 +85,8 @@ static void config_finish_checks_batch_optimizer_and_schedule(TestCtx *t) {
     finish(t, "batch.tokens=7680 batch.micro_batch=3", NULL);
     finish(t, "model.seq_len=1048576 batch.micro_batch=65536 batch.tokens=1099511627776",
            "tokens at once");
+    finish(t, "train.steps=9007199254740991 batch.tokens=1048576",
+           "more tokens than can be counted");
     finish(t, "optim.embed.optimizer=muon", "optim.embed.optimizer is muon");
     finish(t, "optim.vector.optimizer=muon", "optim.vector.optimizer is muon");
     finish(t, "optim.matrix.optimizer=adamw", NULL);
@@ -223,6 +225,19 @@ static void config_attn_dims_follow_the_settings(TestCtx *t) {
     CHECK(t, c.model.init_std == 0.02);
 }
 
+static void config_micro_batch_divides_the_step(TestCtx *t) {
+    Config c;
+    config_default(&c);  // 32 sequences of 256
+    CHECK(t, config_micro_batch(&c, 1) == 32 && config_micro_batch(&c, 4) == 8);
+    CHECK(t, config_micro_batch(&c, 3) == 0);
+    c.batch.tokens = 66 * 256;  // at most 32 at once: 22, the largest divisor of 66 below it
+    CHECK(t, config_micro_batch(&c, 1) == 22 && config_micro_batch(&c, 3) == 22);
+    c.model.seq_len = 16384, c.batch.tokens = 2 * 16384;
+    CHECK(t, config_micro_batch(&c, 1) == 1);
+    c.batch.micro_batch = 2;
+    CHECK(t, config_micro_batch(&c, 1) == 2);
+}
+
 // Every file of configs/ passes, and the recipes say what the table's defaults say.
 static void config_files_of_the_project_are_valid(TestCtx *t) {
     static const char *const names[] = {"demo",     "modern",    "gpt2",     "gpt2-124m",
@@ -263,4 +278,5 @@ TEST_MAIN({"config_finish_checks_head_sizes", config_finish_checks_head_sizes},
           {"config_diff_names_what_must_not_change", config_diff_names_what_must_not_change},
           {"config_help_prints_rows_of_a_section", config_help_prints_rows_of_a_section},
           {"config_attn_dims_follow_the_settings", config_attn_dims_follow_the_settings},
+          {"config_micro_batch_divides_the_step", config_micro_batch_divides_the_step},
           {"config_files_of_the_project_are_valid", config_files_of_the_project_are_valid})
