@@ -37,7 +37,8 @@ LIB_OBJ = $(LIB_SRC:%.c=$(BUILD)/%.o)
 ISA_OBJ = $(foreach isa,$(ISAS),$(ISA_SRC:%.c=$(BUILD)/$(isa)/%.o))
 TEST_SRC := $(wildcard test/*/test_*.c test/test_*.c)
 TESTS = $(TEST_SRC:%.c=$(BUILD)/%)
-TEST_LIB = $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/test_%.c,$(wildcard test/*.c)))
+TEST_OBJ = $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/test_%.c,$(wildcard test/*.c)))
+TEST_LIB = $(BUILD)/libtest.a
 
 # --- CUDA: nvcc compiles kernels for GPUs; the C++ compiler compiles the same files for the emulator.
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /opt/cuda /usr/lib/cuda))
@@ -53,7 +54,7 @@ EMU_SRC := $(wildcard test/emu/*.cpp)
 EMU_RUN = $(EMU_SRC:%.cpp=$(BUILD)/emu/%.o)
 EMU_OBJ = $(CU_SRC:%.cu=$(BUILD)/emu/%.o) $(EMU_RUN)
 CHECK_OBJ = $(CU_SRC:%.cu=$(BUILD)/check/%.o) $(EMU_RUN)
-CXXFLAGS_ALL = -std=c++17 $(COMMON) $(WARN) -Wno-unknown-pragmas -DGPU_EMU $(CXXFLAGS)
+CXXFLAGS_ALL = -std=c++17 -fno-threadsafe-statics $(COMMON) $(WARN) -Wno-unknown-pragmas -DGPU_EMU $(CXXFLAGS)
 # Every access of a kernel calls test/emu/emu_check.cpp, never the thread sanitizer itself.
 CHECK_release = -O1 -fsanitize=thread
 CHECK_asan = -O1 -fsanitize=thread,undefined -fno-sanitize=alignment -fno-sanitize-recover=all
@@ -94,6 +95,10 @@ $(BUILD)/%.o: %.c
 	$(CC) -c -o $@ $< $(CFLAGS_ALL)
 
 # --- Tests: every test/**/test_*.c is a program of its own.
+$(TEST_LIB): $(TEST_OBJ)
+	@rm -f $@
+	$(AR) rcs $@ $^
+
 $(TESTS): $(BUILD)/test/%: $(BUILD)/test/%.o $(TEST_LIB) $(BUILD)/libgpt.a
 	$(CC) -o $@ $^ $(CFLAGS_ALL) $(LIBS)
 
@@ -112,7 +117,8 @@ $(BUILD)/emu/%.o: %.cu
 $(BUILD)/check/%.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) -x c++ -c -o $@ $< $(filter-out $(OPT_$(MODE)),$(CXXFLAGS_ALL)) $(CHECK_$(MODE))
-$(BUILD)/check/test/kernels/%: $(BUILD)/test/kernels/%.o $(CHECK_OBJ) $(TEST_LIB) $(BUILD)/libgpt.a
+TWIN = $(BUILD)/test/kernels/cuda/twin.o
+$(BUILD)/check/test/kernels/%: $(BUILD)/test/kernels/%.o $(TWIN) $(CHECK_OBJ) $(TEST_LIB) $(BUILD)/libgpt.a
 	@mkdir -p $(@D)
 	$(CXX) -o $@ $^ $(OPT_$(MODE)) $(LIBS)
 $(BUILD)/check/test/emu/%: $(BUILD)/check/test/emu/%.o $(EMU_RUN) $(TEST_LIB) $(BUILD)/libgpt.a
@@ -125,7 +131,7 @@ emu: $(EMU_TESTS) ## build and run the kernel tests on the emulator
 $(BUILD)/cuda/%.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) -c -o $@ $< $(NVCC_FLAGS)
-$(BUILD)/cuda/test/kernels/%: $(BUILD)/test/kernels/%.o $(CUDA_OBJ) $(TEST_LIB) $(BUILD)/libgpt.a
+$(BUILD)/cuda/test/kernels/%: $(BUILD)/test/kernels/%.o $(TWIN) $(CUDA_OBJ) $(TEST_LIB) $(BUILD)/libgpt.a
 	@mkdir -p $(@D)
 	$(NVCC) -o $@ $^ -lcublasLt $(addprefix -Xcompiler ,$(OPENMP)) -lcjson -lm
 

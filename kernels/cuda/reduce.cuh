@@ -11,6 +11,12 @@ template <int LANES = WARP, typename T> __device__ __forceinline__ T warp_sum(T 
         x += shuffle_xor(x, bits);
     return x;
 }
+// The same for a number of lanes known at run time.
+__device__ __forceinline__ float group_sum(float x, int lanes) {
+    for (int bits = lanes / 2; bits > 0; bits /= 2)
+        x += shuffle_xor(x, bits);
+    return x;
+}
 template <int LANES = WARP> __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
     for (int bits = LANES / 2; bits > 0; bits /= 2)

@@ -1,0 +1,65 @@
+// device.cu - see device.h and ops_cuda.h. Holds the only mutable state of kernels/cuda.
+#include "kernels/cuda/device.h"
+
+#include "kernels/cuda/ops_cuda.h"
+
+#include <stdio.h>
+
+static CudaDevice device;
+
+static bool open_device(int index, Error *err) {
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n == 0) {
+        return error_set(err, "no usable GPU: %s; install an NVIDIA driver or use --device cpu",
+                         e != cudaSuccess ? cudaGetErrorString(e) : "CUDA finds no device");
+    }
+    if (index < 0 || index >= n) {
+        return error_set(err, "GPU %d does not exist: found %d, numbered from 0", index, n);
+    }
+    cudaDeviceProp p;
+    e = cudaGetDeviceProperties(&p, index);
+    if (e == cudaSuccess) e = cudaSetDevice(index);
+    if (e != cudaSuccess) return error_set(err, "GPU %d: %s", index, cudaGetErrorString(e));
+    if (p.major < 8) {
+        return error_set(err, "GPU %d (%s) has compute capability %d.%d: expected 8.0 or newer",
+                         index, p.name, p.major, p.minor);
+    }
+    snprintf(device.name, sizeof device.name, "%s", p.name);
+    snprintf(device.isa, sizeof device.isa, "sm_%d%d", p.major, p.minor);
+    device.n_sm = p.multiProcessorCount;
+    device.shared_limit = p.sharedMemPerBlockOptin;
+    e = cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking);
+    if (e != cudaSuccess) return error_set(err, "GPU %d: %s", index, cudaGetErrorString(e));
+    device.is_open = true;
+    return true;
+}
+
+bool cuda_open(int index, Error *err) {
+    if (device.is_open) return true;
+    return open_device(index, err);
+}
+
+void cuda_close(void) {
+    if (!device.is_open) return;
+    CUDA_CHECK(cudaStreamSynchronize(device.stream));
+    CUDA_CHECK(cudaFree(device.scratch));
+    CUDA_CHECK(cudaStreamDestroy(device.stream));
+    device = CudaDevice();
+}
+
+const CudaDevice *cuda_device() {
+    if (!device.is_open) die("CUDA: an op was called before cuda_open");
+    return &device;
+}
+
+void *cuda_scratch(size_t bytes) {
+    if (bytes <= device.scratch_bytes) return device.scratch;
+    CUDA_CHECK(cudaStreamSynchronize(cuda_stream()));
+    CUDA_CHECK(cudaFree(device.scratch));
+    device.scratch_bytes = round_up(bytes, (size_t)1 << 20);
+    if (cudaMalloc(&device.scratch, device.scratch_bytes) != cudaSuccess) {
+        die("out of GPU memory: no room for %zu bytes of scratch", device.scratch_bytes);
+    }
+    return device.scratch;
+}

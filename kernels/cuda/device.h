@@ -1,0 +1,42 @@
+// device.h - the GPU of this process: one device, one compute stream, one scratch buffer.
+// All ops enqueue on cuda_stream(), so scratch of one op is free for the next.
+#pragma once
+
+#include <stdint.h>
+
+#include "kernels/cuda/gpu.h"
+#include "kernels/ops.h"
+
+typedef struct CudaDevice {
+    bool is_open;
+    char name[256], isa[16];  // "sm_90"
+    int n_sm;                 // multiprocessors
+    size_t shared_limit;      // bytes of shared memory that one block may ask for
+    cudaStream_t stream;
+    void *scratch;
+    size_t scratch_bytes;
+} CudaDevice;
+
+// Dies when cuda_open has not been called.
+const CudaDevice *cuda_device();
+static inline cudaStream_t cuda_stream() {
+    return cuda_device()->stream;
+}
+
+// At least `bytes` of device memory, 256-byte aligned, contents undefined; valid until the next
+// call.
+void *cuda_scratch(size_t bytes);
+
+// Blocks for work that strides over the grid: enough to fill the device `per_sm` times, no more
+// than there are pieces.
+static inline size_t grid_fill(size_t pieces, int per_sm) {
+    size_t full = (size_t)cuda_device()->n_sm * (size_t)per_sm;
+    return pieces < full ? pieces : full;
+}
+
+// All pointers and row strides (in elements of T) allow accesses of W elements (of at most 16
+// bytes). Null pointers do.
+template <int W, typename T> static inline bool fits(const T *p) {
+    size_t bytes = W * sizeof(T) < 16 ? W * sizeof(T) : 16;
+    return (uintptr_t)p % bytes == 0;
+}

@@ -1,0 +1,10 @@
+// families.h - every file of ops fills in its part of the table, for T = float or bf16.
+#pragma once
+
+#include "kernels/ops.h"
+
+template <typename T> void memory_ops(Ops *o);
+template <typename T> void norm_ops(Ops *o);
+template <typename T> void rope_ops(Ops *o);
+template <typename T> void optim_ops(Ops *o);
+template <typename T> void grad_ops(Ops *o);

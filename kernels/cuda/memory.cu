@@ -1,0 +1,93 @@
+// memory.cu - allocation, copies and conversions between host and device.
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/families.h"
+#include "kernels/cuda/ptx.cuh"
+
+static void *alloc_cuda(size_t bytes) {
+    void *p = nullptr;
+    if (bytes == 0) bytes = 1;
+    if (cudaMalloc(&p, bytes) != cudaSuccess) {
+        size_t available = 0, total = 0;
+        cudaMemGetInfo(&available, &total);
+        die("out of GPU memory: %.2f GB wanted, %.2f GB of %.2f GB free", (double)bytes * 1e-9,
+            (double)available * 1e-9, (double)total * 1e-9);
+    }
+    CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, cuda_stream()));
+    return p;
+}
+
+static void free_cuda(void *p) {
+    CUDA_CHECK(cudaStreamSynchronize(cuda_stream()));
+    CUDA_CHECK(cudaFree(p));
+}
+
+static void zero_cuda(void *p, size_t bytes) {
+    CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, cuda_stream()));
+}
+
+static void copy_cuda(void *dst, const void *src, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda_stream()));
+}
+
+static void sync_cuda() {
+    CUDA_CHECK(cudaStreamSynchronize(cuda_stream()));
+}
+
+// Waits, so that the caller may change src at once.
+static void upload_bytes_cuda(void *dst, const void *src, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, cuda_stream()));
+    sync_cuda();
+}
+
+static void download_bytes_cuda(void *dst, const void *src, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, cuda_stream()));
+    sync_cuda();
+}
+
+template <typename To, typename From>
+__global__ void convert_kernel(To *out, const From *inp, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = from_float<To>(to_float(inp[i]));
+}
+
+enum { CHUNK = 1 << 22 };  // elements converted at a time, through fp32 scratch
+
+template <typename T> static void upload_cuda(floatX *dst, const float *src, size_t n) {
+    for (size_t i = 0; i < n; i += CHUNK) {
+        size_t m = min_size(n - i, CHUNK);
+        float *part = static_cast<float *>(cuda_scratch(m * sizeof(float)));
+        upload_bytes_cuda(part, src + i, m * sizeof(float));
+        LAUNCH((convert_kernel<T, float>), ceil_div(m, 256), 256, 0, cuda_stream())
+        (reinterpret_cast<T *>(dst) + i, part, m);
+    }
+}
+template <> void upload_cuda<float>(floatX *dst, const float *src, size_t n) {
+    upload_bytes_cuda(dst, src, n * sizeof(float));
+}
+
+template <typename T> static void download_cuda(float *dst, const floatX *src, size_t n) {
+    for (size_t i = 0; i < n; i += CHUNK) {
+        size_t m = min_size(n - i, CHUNK);
+        float *part = static_cast<float *>(cuda_scratch(m * sizeof(float)));
+        LAUNCH((convert_kernel<float, T>), ceil_div(m, 256), 256, 0, cuda_stream())
+        (part, reinterpret_cast<const T *>(src) + i, m);
+        download_bytes_cuda(dst + i, part, m * sizeof(float));
+    }
+}
+template <> void download_cuda<float>(float *dst, const floatX *src, size_t n) {
+    download_bytes_cuda(dst, src, n * sizeof(float));
+}
+
+template <typename T> void memory_ops(Ops *o) {
+    o->alloc = alloc_cuda;
+    o->free = free_cuda;
+    o->zero = zero_cuda;
+    o->copy = copy_cuda;
+    o->upload_bytes = upload_bytes_cuda;
+    o->download_bytes = download_bytes_cuda;
+    o->upload = upload_cuda<T>;
+    o->download = download_cuda<T>;
+    o->sync = sync_cuda;
+}
+template void memory_ops<float>(Ops *);
+template void memory_ops<bf16>(Ops *);

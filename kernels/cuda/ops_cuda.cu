@@ -1,0 +1,27 @@
+// ops_cuda.cu - the two tables, put together from the families.
+#include "kernels/cuda/ops_cuda.h"
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/families.h"
+
+template <typename T> static Ops make_table() {
+    Ops o = {};
+    o.name = "cuda";
+    o.isa = cuda_device()->isa;
+    o.elem_size = sizeof(T);
+    memory_ops<T>(&o);
+    norm_ops<T>(&o);
+    rope_ops<T>(&o);
+    optim_ops<T>(&o);
+    grad_ops<T>(&o);
+    return o;
+}
+
+const Ops *ops_cuda(ElemType act) {
+    if (act == TYPE_BF16) {
+        static const Ops table = make_table<bf16>();
+        return &table;
+    }
+    static const Ops table = make_table<float>();
+    return &table;
+}
