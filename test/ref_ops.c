@@ -119,6 +119,10 @@ static double rms_inverse(const double *x, int HS, double eps) {
     return 1 / sqrt(sum / HS + eps);
 }
 
+static size_t head_at(const RopeArgs *a, int h) {
+    return (size_t)h * (a->head_stride ? a->head_stride : (size_t)a->HS);
+}
+
 static const float *rope_row(const RopeArgs *a, int b, int t) {
     int position = t + (a->pos ? a->pos[b] : 0);
     return a->rope ? a->rope + (size_t)position * (size_t)a->HS : NULL;
@@ -140,7 +144,7 @@ void ref_qk_norm_rope_forward(double *out, double *rstd, const double *inp, cons
         for (int t = 0; t < a->T; t++) {
             size_t row = (size_t)b * (size_t)a->T + (size_t)t;
             for (int h = 0; h < a->NH; h++) {
-                size_t at = (size_t)h * (size_t)a->HS;
+                size_t at = head_at(a, h);
                 double r;
                 rope_forward_head(out + row * a->ld_out + at, &r, inp + row * a->ld_inp + at,
                                   rope_row(a, b, t), a);
@@ -171,10 +175,38 @@ void ref_qk_norm_rope_backward(double *dinp, const double *dout, const double *i
         for (int t = 0; t < a->T; t++) {
             size_t row = (size_t)b * (size_t)a->T + (size_t)t;
             for (int h = 0; h < a->NH; h++) {
-                size_t at = (size_t)h * (size_t)a->HS;
+                size_t at = head_at(a, h);
                 rope_backward_head(dinp + row * a->ld_inp + at, dout + row * a->ld_out + at,
                                    inp + row * a->ld_inp + at, rope_row(a, b, t), a);
             }
+        }
+    }
+}
+
+void ref_concat_heads(double *out, const double *a, const double *b, const ConcatArgs *c) {
+    size_t W1 = (size_t)c->W1, W2 = (size_t)c->W2;
+    for (size_t n = 0; n < c->N; n++) {
+        for (size_t h = 0; h < (size_t)c->NH; h++) {
+            double *y = out + n * c->ld_out + h * (W1 + W2);
+            for (size_t i = 0; a && i < W1; i++)
+                y[i] = a[n * c->ld_a + h * c->a_head + i];
+            for (size_t i = 0; i < W2; i++)
+                y[W1 + i] = b[n * c->ld_b + h * c->b_head + i];
+        }
+    }
+}
+
+void ref_split_heads(double *da, double *db, const double *dout, const ConcatArgs *c) {
+    size_t W1 = (size_t)c->W1, W2 = (size_t)c->W2;
+    for (size_t n = 0; n < c->N; n++) {
+        for (size_t i = 0; i < W2 * (c->b_head ? (size_t)c->NH : 1); i++)
+            db[n * c->ld_b + i / W2 * c->b_head + i % W2] = 0;
+        for (size_t h = 0; h < (size_t)c->NH; h++) {
+            const double *d = dout + n * c->ld_out + h * (W1 + W2);
+            for (size_t i = 0; i < W1; i++)
+                da[n * c->ld_a + h * c->a_head + i] = d[i];
+            for (size_t i = 0; i < W2; i++)
+                db[n * c->ld_b + h * c->b_head + i] += d[W1 + i];
         }
     }
 }

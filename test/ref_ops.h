@@ -23,11 +23,15 @@ void ref_add_norm_forward(double *out, double *residual_out, double *mean, doubl
 void ref_add_norm_backward(double *dresidual, double *dweight, double *dbias, const double *dout,
                            const double *x, const double *weight, const NormArgs *a);
 
-// rstd may be NULL.
+// rstd may be NULL; head_stride as in RopeArgs.
 void ref_qk_norm_rope_forward(double *out, double *rstd, const double *inp, const RopeArgs *a);
 // inp is the forward input, with the strides of dinp (ld_inp); dout at ld_out.
 void ref_qk_norm_rope_backward(double *dinp, const double *dout, const double *inp,
                                const RopeArgs *a);
+
+// a NULL: the first W1 of each head are left as they are. split sets da and db.
+void ref_concat_heads(double *out, const double *a, const double *b, const ConcatArgs *c);
+void ref_split_heads(double *da, double *db, const double *dout, const ConcatArgs *c);
 
 void ref_act_forward(double *out, const double *inp, ActKind kind, size_t N, int F);
 void ref_act_backward(double *dinp, const double *dout, const double *inp, ActKind kind, size_t N,

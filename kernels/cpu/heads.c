@@ -2,10 +2,15 @@
 #include <string.h>
 
 #include "kernels/cpu/ops_cpu.h"
+#include "kernels/cpu/reduce.h"
+
+static size_t work(const ConcatArgs *c) {
+    return c->N * (size_t)c->NH * (size_t)(c->W1 + c->W2);
+}
 
 void concat_heads_cpu(floatX *out, const floatX *a, const floatX *b, const ConcatArgs *c) {
     size_t W1 = (size_t)c->W1, W2 = (size_t)c->W2;
-#pragma omp parallel for schedule(static) if (c->N > 64)
+#pragma omp parallel for schedule(static) if (work(c) > SERIAL_ELEMENTS)
     for (size_t n = 0; n < c->N; n++) {
         for (size_t h = 0; h < (size_t)c->NH; h++) {
             float *y = (float *)out + n * c->ld_out + h * (W1 + W2);
@@ -15,26 +20,30 @@ void concat_heads_cpu(floatX *out, const floatX *a, const floatX *b, const Conca
     }
 }
 
+static void add_to(float *restrict sum, const float *restrict x, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        sum[i] += x[i];
+}
+
 void split_heads_cpu(floatX *da, floatX *db, const floatX *dout, const ConcatArgs *c) {
     size_t W1 = (size_t)c->W1, W2 = (size_t)c->W2;
-#pragma omp parallel for schedule(static) if (c->N > 64)
+#pragma omp parallel for schedule(static) if (work(c) > SERIAL_ELEMENTS)
     for (size_t n = 0; n < c->N; n++) {
         for (size_t h = 0; h < (size_t)c->NH; h++) {
             const float *d = (const float *)dout + n * c->ld_out + h * (W1 + W2);
             float *to = (float *)db + n * c->ld_b + h * c->b_head;
             memcpy((float *)da + n * c->ld_a + h * c->a_head, d, W1 * sizeof(float));
-            bool sum = c->b_head == 0 && h > 0;
-            for (size_t i = 0; i < W2; i++)
-                to[i] = sum ? to[i] + d[W1 + i] : d[W1 + i];
+            bool shared = c->b_head == 0 && h > 0;
+            if (shared)
+                add_to(to, d + W1, W2);
+            else
+                memcpy(to, d + W1, W2 * sizeof(float));
         }
     }
 }
 
 void bias_add_cpu(floatX *out, size_t ld_out, const float *bias, size_t N, int W) {
-#pragma omp parallel for schedule(static) if (N > 64)
-    for (size_t n = 0; n < N; n++) {
-        float *y = (float *)out + n * ld_out;
-        for (int i = 0; i < W; i++)
-            y[i] += bias[i];
-    }
+#pragma omp parallel for schedule(static) if (N * (size_t)W > SERIAL_ELEMENTS)
+    for (size_t n = 0; n < N; n++)
+        add_to((float *)out + n * ld_out, bias, (size_t)W);
 }

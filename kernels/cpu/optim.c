@@ -79,10 +79,15 @@ void scale_copy_cpu(float *out, const float *x, size_t n, float factor) {
         scale_span(out + i, x + i, min_size(SPAN, n - i), factor);
 }
 
-void axpy_cpu(float *y, const float *x, size_t n, float alpha) {
-#pragma omp parallel for schedule(static) if (n > SERIAL_ELEMENTS)
+static void axpy_span(float *restrict y, const float *restrict x, size_t n, float alpha) {
     for (size_t i = 0; i < n; i++)
         y[i] += alpha * x[i];
+}
+
+void axpy_cpu(float *y, const float *x, size_t n, float alpha) {
+#pragma omp parallel for schedule(static) if (n > SERIAL_ELEMENTS)
+    for (size_t i = 0; i < n; i += SPAN)
+        axpy_span(y + i, x + i, min_size(SPAN, n - i), alpha);
 }
 
 static void normalize_one(float *x, size_t n, float eps) {

@@ -279,6 +279,23 @@ static void scale_copy_allows_itself(TestCtx *t) {
     }
 }
 
+static void axpy_adds_a_multiple(TestCtx *t) {
+    const Ops *ops;
+    FOR_EACH_SET(ops) {
+        for (const size_t *n = SIZES; *n; n++) {
+            float *x = floats_noise(*n, 1, 1), *y = floats_noise(*n, 2, 1);
+            double *d = doubles_of(y, *n);
+            for (size_t i = 0; i < *n; i++)
+                d[i] += -0.3 * (double)x[i];
+            ops->axpy(y, x, *n, -0.3f);
+            CHECK_CLOSE_F64(t, y, d, .what = "y", .n = *n, .rel_tol = 1.5e-7);
+            floats_free(t, x);
+            floats_free(t, y);
+            mem_free(d);
+        }
+    }
+}
+
 TEST_MAIN({"norm_matches_double_however_tensors_are_cut",
            norm_matches_double_however_tensors_are_cut},
           {"squares_of_extreme_values_survive", squares_of_extreme_values_survive},
@@ -290,4 +307,5 @@ TEST_MAIN({"norm_matches_double_however_tensors_are_cut",
            muon_momentum_matches_the_reference_and_skips},
           {"muon_normalize_scales_each_matrix", muon_normalize_scales_each_matrix},
           {"muon_apply_matches_the_formula_and_skips", muon_apply_matches_the_formula_and_skips},
-          {"scale_copy_allows_itself", scale_copy_allows_itself})
+          {"scale_copy_allows_itself", scale_copy_allows_itself},
+          {"axpy_adds_a_multiple", axpy_adds_a_multiple})

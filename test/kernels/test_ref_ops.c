@@ -120,21 +120,33 @@ static double rope_loss(void *ctx) {
     ref_qk_norm_rope_forward(r->out, NULL, r->inp, &r->a);
     double sum = 0;
     for (size_t n = 0; n < (size_t)(r->a.B * r->a.T); n++) {
-        sum +=
-            dot(r->out + n * r->a.ld_out, r->probe + n * r->a.ld_out, (size_t)(r->a.NH * r->a.HS));
+        for (size_t h = 0; h < (size_t)r->a.NH; h++) {
+            size_t at = n * r->a.ld_out + h * r->a.head_stride;
+            sum += dot(r->out + at, r->probe + at, (size_t)r->a.HS);
+        }
     }
     return sum;
 }
 
 static void rope_case(TestCtx *t, bool rotate, bool norm) {
-    enum { B = 2, T = 3, NH = 2, HS = 6, LD_IN = 15, LD_OUT = 13, ROWS = B * T };
+    enum { B = 2, T = 3, NH = 2, HS = 6, STRIDE = 7, LD_IN = 15, LD_OUT = 13, ROWS = B * T };
     float table[8 * HS];
     for (int i = 0; i < 8 * HS / 2; i++) {
         table[2 * i] = cosf((float)i);
         table[2 * i + 1] = sinf((float)i);
     }
     const int pos[B] = {0, 4};
-    Rope r = {.a = {B, T, NH, HS, LD_IN, LD_OUT, rotate ? table : NULL, pos, norm, 1e-3f},
+    Rope r = {.a = {.B = B,
+                    .T = T,
+                    .NH = NH,
+                    .HS = HS,
+                    .head_stride = STRIDE,
+                    .ld_inp = LD_IN,
+                    .ld_out = LD_OUT,
+                    .rope = rotate ? table : NULL,
+                    .pos = pos,
+                    .norm = norm,
+                    .eps = 1e-3f},
               .inp = noise(ROWS * LD_IN, 1),
               .probe = noise(ROWS * LD_OUT, 2),
               .out = doubles_new(ROWS * LD_OUT)};
@@ -160,6 +172,39 @@ static void rope_turns_pairs_of_the_two_halves(TestCtx *t) {
     RopeArgs a = {.B = 1, .T = 1, .NH = 1, .HS = 4, .ld_inp = 4, .ld_out = 4, .rope = table};
     ref_qk_norm_rope_forward(y, NULL, x, &a);
     CHECK(t, y[0] == 3 && y[1] == 2 && y[2] == -1 && y[3] == 4);
+}
+
+// --- heads in two parts
+typedef struct Concat {
+    ConcatArgs c;
+    double *a, *b, *probe, *out;
+    size_t n_out;
+} Concat;
+
+static double concat_loss(void *ctx) {
+    Concat *x = ctx;
+    ref_concat_heads(x->out, x->a, x->b, &x->c);
+    return dot(x->out, x->probe, x->n_out);
+}
+
+static void concat_gradients_match_differences(TestCtx *t) {
+    enum { N = 3, NH = 2, W1 = 4, W2 = 3 };
+    for (int shared = 0; shared < 2; shared++) {
+        size_t ld_a = NH * W1, ld_b = shared ? W2 : NH * W2, ld = NH * (W1 + W2);
+        Concat x = {.c = {N, NH, W1, W2, ld, ld_a, ld_b, W1, shared ? 0 : W2},
+                    .a = noise(N * ld_a, 1),
+                    .b = noise(N * ld_b, 2),
+                    .probe = noise(N * ld, 3),
+                    .out = doubles_new(N * ld),
+                    .n_out = N * ld};
+        double *da = doubles_new(N * ld_a), *db = doubles_new(N * ld_b);
+        ref_split_heads(da, db, x.probe, &x.c);
+        check_gradient(t, (Gradient){"da", concat_loss, &x, x.a, da, N * ld_a});
+        check_gradient(t, (Gradient){"db", concat_loss, &x, x.b, db, N * ld_b});
+        double *all[] = {x.a, x.b, x.probe, x.out, da, db};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            mem_free(all[i]);
+    }
 }
 
 // --- activations
@@ -278,6 +323,7 @@ TEST_MAIN({"norm_gradients_match_differences", norm_gradients_match_differences}
           {"norm_values_are_those_of_the_formula", norm_values_are_those_of_the_formula},
           {"rope_gradients_match_differences", rope_gradients_match_differences},
           {"rope_turns_pairs_of_the_two_halves", rope_turns_pairs_of_the_two_halves},
+          {"concat_gradients_match_differences", concat_gradients_match_differences},
           {"act_gradients_match_differences", act_gradients_match_differences},
           {"act_values_are_known", act_values_are_known},
           {"embed_gradients_match_differences", embed_gradients_match_differences},
