@@ -37,10 +37,10 @@ static bool eval_shards(const Loaded *l, const char *pattern, int64_t max_tokens
                         Error *err) {
     Model *m = l->m;
     int B = m->B, T = m->T;
-    DataLoaderOptions o = {.patterns = pattern, .T = T, .vocab_size = m->V};
+    DataLoaderOptions o = {.patterns = pattern, .seq_len = T, .n_vocab = m->V};
     DataLoader *d = dataloader_open(&o, err);
     if (!d) return false;
-    int64_t n = dataloader_samples(d);
+    int64_t n = dataloader_info(d).n_samples;
     if (max_tokens > 0 && (max_tokens + T - 1) / T < n) n = (max_tokens + T - 1) / T;
     int *ids = mem_alloc((size_t)B * (size_t)T, sizeof(int)),
         *targets = mem_alloc((size_t)B * (size_t)T, sizeof(int));

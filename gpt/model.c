@@ -43,9 +43,17 @@ static size_t packed_bytes(const Ops *ops, int OC, int IC, ElemType compute, boo
     return round_up(ops->weight_bytes(OC, IC, compute), 256) * (training ? 2 : 1);
 }
 
+// Merged weights only pay in training; the cache works on the factors.
+static Config config_for(const Config *c, bool training) {
+    Config used = *c;
+    if (!training) used.attention.path = PATH_FACTORED;
+    return used;
+}
+
 size_t model_packed_bytes(const Config *c, const Ops *ops, bool training) {
     TensorTable t;
-    model_params(&t, c, ops->elem_size);
+    Config used = config_for(c, training);
+    model_params(&t, &used, ops->elem_size);
     size_t bytes = 0;
     for (int i = 0; i < t.n; i++) {
         const TensorSpec *s = &t.tensor[i].spec;
@@ -101,7 +109,8 @@ static int derived_rows(TensorSpec *s, const Config *c) {
 
 size_t model_derived_bytes(const Config *c, const Ops *ops, bool training) {
     TensorSpec s[ATTN_MAX_TENSORS] = {{0}};
-    int n = derived_rows(s, c);
+    Config used = config_for(c, training);
+    int n = derived_rows(s, &used);
     size_t bytes = 0;
     for (int i = 0; i < n; i++)
         bytes += derived_row_bytes(c, ops, training, &s[i]);
@@ -157,15 +166,13 @@ static void create_rope(Model *m) {
 
 Model *model_create(const Config *c, const Ops *ops, bool training) {
     Model *m = mem_alloc(1, sizeof *m);
-    m->cfg = *c;
-    // Merged weights only pay in training; the cache works on the factors.
-    if (!training) m->cfg.attention.path = PATH_FACTORED;
+    m->cfg = config_for(c, training);
     m->ops = ops;
     m->attn = attention_find(c->attention.type);
     m->V = c->model.vocab_size, m->Vp = config_padded_vocab(c);
     m->C = c->model.n_embd, m->F = c->model.ffn_dim, m->L = c->model.n_layer,
     m->NH = c->model.n_head;
-    model_params(&m->params, c, ops->elem_size);
+    model_params(&m->params, &m->cfg, ops->elem_size);
     for (int i = m->params.n - 1; i >= 0; i--) {
         if (m->params.tensor[i].layer == 0) m->layer_first = i, m->layer_rows++;
     }

@@ -8,18 +8,6 @@
 #include "gpt/optim.h"
 #include "gpt/rundir.h"
 
-// What a checkpoint's state.json keeps of the run besides tensors. Everything else is a function of
-// the config and these numbers.
-typedef struct TrainCounters {
-    int64_t step;      // steps done, skipped ones included: the schedule's clock
-    int64_t updates;   // optimizer updates done: AdamW's clock
-    int64_t position;  // next sample of the training data, counted over all epochs
-    int64_t tokens;    // trained on
-    int64_t skipped;   // steps without an update because loss or gradient was not finite
-    int64_t in_a_row;  // the latest of them without a good step between
-    int64_t rollbacks;
-} TrainCounters;
-
 typedef struct Trainer {
     Config cfg;
     const Ops *ops;
@@ -27,26 +15,37 @@ typedef struct Trainer {
     Optimizer *opt;
     DataLoader *train, *val;  // val NULL: no evaluation
     Tokenizer *tok;           // NULL: no bits per byte, no samples
-    RunDir *run;
-    Logger *log;
-    TrainCounters n;
+    RunDir run;
+    Logger log;
+    bool logging;
+    CheckpointState n;     // where the run stands: all that resuming needs besides tensors
+    int64_t saved_step;    // step of the newest checkpoint, -1: none
     int B, T, accumulate;  // sequences and tokens of a micro-batch, micro-batches of a step
     int *ids, *targets;    // (accumulate * B, T)
     double flops_per_token, peak_flops;
-    double first_second;  // clock at the first step of this process
-    int64_t first_step;
+    double start;  // clock and step at which this process began to train
+    int64_t start_step;
 } Trainer;
 
 // Trains until train.steps, or until SIGINT or SIGTERM, which finish the step and write a
-// checkpoint. Goes on from the run directory's newest good checkpoint when it holds one; `fresh`
-// starts anew and moves what was there aside. False with a sentence when the run can't start or
-// can't go on.
-bool train_run(const Config *c, const Ops *ops, bool fresh, Error *err);
+// checkpoint. `start` says what becomes of an earlier run in the directory. False with a sentence
+// when the run can't start or go on.
+bool train_run(const Config *c, const Ops *ops, RunStart start, Error *err);
 
-// --- parts, for tests
-// Micro-batch for a config that leaves it open: the largest divisor of the step's sequences that
-// keeps a micro-batch within 8192 tokens.
-int train_micro_batch(const Config *c);
-// Reads the step's samples, forward, backward, optimizer; counters move on. False when reading
-// fails.
+// --- parts
+// Reads the step's samples, forward, backward, optimizer; t->n moves on. The model's weights stay
+// as they are when the loss or the gradient is not finite (state->skip).
 bool train_step(Trainer *t, StepState *state, Error *err);
+// Loss and bits per byte on the first train.eval_tokens of the validation data.
+bool train_evaluate(Trainer *t, EvalSum *sum, Error *err);
+// train_state.c: the run's tensors and counters to and from the run directory.
+bool train_save(Trainer *t, Error *err);
+bool train_restore(Trainer *t, const char *checkpoint_dir, Error *err);
+// train_report.c: what the user sees and what metrics.jsonl holds.
+bool train_open_log(Trainer *t, Error *err);
+void train_print_header(Trainer *t);
+void train_report_step(Trainer *t, const StepState *state, double seconds);
+void train_report_eval(Trainer *t, const EvalSum *sum);
+void train_print_end(Trainer *t, bool finished);
+// A text from the model as it is now, with its cache.
+bool train_sample(Trainer *t, Error *err);

@@ -189,7 +189,7 @@ bool file_read(const char *path, size_t max_bytes, char **data, size_t *n, Error
     }
     buf_add(&b, "", 0);
     *data = b.text;
-    *n = b.n;
+    if (n) *n = b.n;
     return true;
 }
 
