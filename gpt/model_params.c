@@ -5,20 +5,16 @@
 #include <string.h>
 
 static TensorSpec matrix_row(const char *name, int rows, int cols, float std) {
-    return (TensorSpec){
-        .name = name,
-        .dim = {rows, cols},
-        .kind = KIND_MATRIX,
-        .std = std,
-        .init = std > 0 ? INIT_NORMAL : INIT_ZERO
-    };
+    return (TensorSpec){.name = name,
+                        .dim = {rows, cols},
+                        .kind = KIND_MATRIX,
+                        .std = std,
+                        .init = std > 0 ? INIT_NORMAL : INIT_ZERO};
 }
 
 static TensorSpec vector_row(const char *name, int n, InitKind init) {
     return (TensorSpec){
-        .name = name, .dim = {n, 0},
-             .kind = KIND_VECTOR, .type = TYPE_F32, .init = init
-    };
+        .name = name, .dim = {n, 0}, .kind = KIND_VECTOR, .type = TYPE_F32, .init = init};
 }
 
 static int norm_rows(TensorSpec *s, const Config *c, const char *weight, const char *bias) {
@@ -63,18 +59,11 @@ void model_params(TensorTable *t, const Config *c, size_t elem_size) {
     AttnDims d = config_attn_dims(c, 1, 1, 1);
     TensorSpec s[4] = {{0}};
     int C = c->model.n_embd, V = c->model.vocab_size, n = 0;
-    TensorSpec table = {
-        .dim = {V,                      C},
-          .stored = {config_padded_vocab(c), C},
-          .init = INIT_NORMAL
-    };
+    TensorSpec table = {.dim = {V, C}, .stored = {config_padded_vocab(c), C}, .init = INIT_NORMAL};
     s[n] = table;
     s[n].name = "wte", s[n].kind = KIND_EMBED, s[n++].std = (float)c->model.embed_std;
     if (c->model.position == POSITION_LEARNED) {
-        s[n] = (TensorSpec){
-            .name = "wpe", .dim = {c->model.seq_len, C},
-                 .kind = KIND_EMBED
-        };
+        s[n] = (TensorSpec){.name = "wpe", .dim = {c->model.seq_len, C}, .kind = KIND_EMBED};
         s[n].init = INIT_NORMAL, s[n++].std = (float)c->model.embed_std;
     }
     tensor_table_add(t, "", -1, s, n);
