@@ -14,7 +14,7 @@ CWARN = $(WARN) -Wstrict-prototypes -Wmissing-prototypes
 # No fast-math: NaN checks must hold. The two flags below only drop errno and trap bookkeeping.
 COMMON = -g $(OPT_$(MODE)) -I. -MMD -MP -fno-math-errno -fno-trapping-math
 OPENMP ?= -fopenmp
-CFLAGS_ALL = -std=c11 $(COMMON) $(CWARN) $(or $(OPENMP),-Wno-unknown-pragmas) $(CFLAGS)
+CFLAGS_ALL = -std=c11 $(COMMON) $(CWARN) $(or $(OPENMP),-Wno-unknown-pragmas -Wno-unused-variable) $(CFLAGS)
 LIBS = -lcjson -lm $(OPENMP) $(LDFLAGS)
 
 # --- Instruction sets: each file of kernels/cpu is compiled once for each of these.

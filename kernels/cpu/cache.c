@@ -63,9 +63,9 @@ void cache_append_latent_cpu(void *dst, size_t dst_batch, ElemType type, const f
                              size_t ld_src, int groups, int r, int ld_group, const int *pos,
                              const int *n_new, int B, int T) {
     Latent a = {dst, type, dst_batch, ld_src, (size_t)groups, (size_t)r, (size_t)ld_group};
-    size_t values = (size_t)B * (size_t)T * a.groups * a.r;
     int blocks = T / LATENT_BLOCK + 2;  // the most that T tokens from anywhere can touch
-#pragma omp parallel for schedule(static) collapse(2) if (values > SERIAL_ELEMENTS)
+#pragma omp parallel for schedule(static)                                                          \
+    collapse(2) if ((size_t)B * (size_t)T * a.groups * a.r > SERIAL_ELEMENTS)
     for (int b = 0; b < B; b++) {
         for (int k = 0; k < blocks; k++) {
             int block = (pos[b] / LATENT_BLOCK + k) * LATENT_BLOCK;

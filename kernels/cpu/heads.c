@@ -4,13 +4,9 @@
 #include "kernels/cpu/ops_cpu.h"
 #include "kernels/cpu/reduce.h"
 
-static size_t work(const ConcatArgs *c) {
-    return c->N * (size_t)c->NH * (size_t)(c->W1 + c->W2);
-}
-
 void concat_heads_cpu(floatX *out, const floatX *a, const floatX *b, const ConcatArgs *c) {
     size_t W1 = (size_t)c->W1, W2 = (size_t)c->W2;
-#pragma omp parallel for schedule(static) if (work(c) > SERIAL_ELEMENTS)
+#pragma omp parallel for schedule(static) if (c->N * c->ld_out > SERIAL_ELEMENTS)
     for (size_t n = 0; n < c->N; n++) {
         for (size_t h = 0; h < (size_t)c->NH; h++) {
             float *y = (float *)out + n * c->ld_out + h * (W1 + W2);
@@ -27,7 +23,7 @@ static void add_to(float *restrict sum, const float *restrict x, size_t n) {
 
 void split_heads_cpu(floatX *da, floatX *db, const floatX *dout, const ConcatArgs *c) {
     size_t W1 = (size_t)c->W1, W2 = (size_t)c->W2;
-#pragma omp parallel for schedule(static) if (work(c) > SERIAL_ELEMENTS)
+#pragma omp parallel for schedule(static) if (c->N * c->ld_out > SERIAL_ELEMENTS)
     for (size_t n = 0; n < c->N; n++) {
         for (size_t h = 0; h < (size_t)c->NH; h++) {
             const float *d = (const float *)dout + n * c->ld_out + h * (W1 + W2);

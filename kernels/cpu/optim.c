@@ -97,8 +97,7 @@ static void normalize_one(float *x, size_t n, float eps) {
 
 // One large matrix is shared by all threads; of many small ones each thread takes some.
 void muon_normalize_cpu(float *x, size_t n, int batch, size_t stride, float eps) {
-    bool apart = batch > 1 && n * (size_t)batch > SERIAL_ELEMENTS && n < ((size_t)1 << 20);
-#pragma omp parallel for schedule(static) if (apart)
+#pragma omp parallel for schedule(static) if (batch > 1 && n < ((size_t)1 << 20))
     for (int i = 0; i < batch; i++)
         normalize_one(x + (size_t)i * stride, n, eps);
 }

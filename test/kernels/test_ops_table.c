@@ -80,7 +80,8 @@ static void untouched_memory_is_not_resident(TestCtx *t) {
     char *p = ops->alloc(bytes);
     p[0] = p[bytes - 1] = 1;
     size_t grown = peak_rss_bytes() - before;
-    CHECK_MSG(t, grown < bytes / 8, "%zu MiB became resident", grown >> 20);
+    // the address sanitizer's own bookkeeping is an eighth
+    CHECK_MSG(t, grown < bytes / 4, "%zu MiB became resident", grown >> 20);
     ops->free(p);
 }
 
