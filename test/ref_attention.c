@@ -175,3 +175,15 @@ void ref_lowrank_backward(double *ds, double *dz, double *db, const double *dout
     mem_free(x);
     mem_free(dx);
 }
+
+float *ref_rope_table(int rows, int HS, double theta) {
+    float *table = mem_alloc((size_t)rows * (size_t)HS, sizeof *table), *at = table;
+    for (int p = 0; p < rows; p++) {
+        for (int i = 0; i < HS / 2; i++) {
+            double angle = p * pow(theta, -2.0 * i / HS);
+            *at++ = (float)cos(angle);
+            *at++ = (float)sin(angle);
+        }
+    }
+    return table;
+}

@@ -35,3 +35,6 @@ void ref_lowrank_forward(double *out, const double *s, const double *z, const do
 // ds may be NULL. No shared_z.
 void ref_lowrank_backward(double *ds, double *dz, double *db, const double *dout, const double *s,
                           const double *z, const double *b, const RefLowRank *a);
+
+// Angles p theta^(-2i/HS): (rows, HS/2, 2) cos, sin in fp32; freed with mem_free.
+float *ref_rope_table(int rows, int HS, double theta);

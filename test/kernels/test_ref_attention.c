@@ -140,13 +140,7 @@ static void check_lowrank(TestCtx *t, RefLowRank a, bool shared) {
 }
 
 static void low_rank_gradients_agree_with_differences(TestCtx *t) {
-    float rope[16 * 4];
-    for (int p = 0; p < 16; p++) {
-        for (int i = 0; i < 2; i++) {
-            rope[p * 4 + 2 * i] = (float)cos(p * pow(10, -i));
-            rope[p * 4 + 2 * i + 1] = (float)sin(p * pow(10, -i));
-        }
-    }
+    float *rope = ref_rope_table(16, 4, 100);
     static const int pos[2] = {7, 2};
     RefLowRank a = {.B = 2, .T = 3, .NH = 2, .HS = 4, .R = 3, .eps = 1e-6f};
     check_lowrank(t, a, true);
@@ -158,6 +152,7 @@ static void low_rank_gradients_agree_with_differences(TestCtx *t) {
     check_lowrank(t, a, true);
     a.norm = false;
     check_lowrank(t, a, true);
+    mem_free(rope);
 }
 
 TEST_MAIN({"attention_of_two_keys_is_what_arithmetic_says",
