@@ -87,8 +87,14 @@ $(BUILD)/$(1)/%.o: %.c
 	$$(CC) -c -o $$@ $$< $$(CFLAGS_ALL) -ffp-contract=fast $$(ISA_FLAGS_$(1)) -DISA=$(1)
 endef
 $(foreach isa,$(ISAS),$(eval $(call ISA_RULE,$(isa))))
-# The run-time choice knows which sets were compiled.
-$(BUILD)/kernels/ops_cpu.o: CFLAGS_ALL += $(ISAS:%=-DHAVE_ISA_%)
+# The run-time choice and the tests of every set know which sets were compiled.
+GEMM_TESTS = $(BUILD)/test/kernels/test_gemm $(BUILD)/test/kernels/test_gemm_tile
+$(BUILD)/kernels/ops_cpu.o $(GEMM_TESTS:%=%.o): CFLAGS_ALL += $(ISAS:%=-DHAVE_ISA_%)
+# A set for tests alone: the code for AVX-512 on processors without it.
+ISA_FLAGS_wide = $(if $(filter avx2,$(ISAS)),$(ISA_FLAGS_avx2)) -DLANES=16 -DA_PAIRS=1 -Wno-psabi
+$(eval $(call ISA_RULE,wide))
+WIDE_OBJ = $(patsubst %.c,$(BUILD)/wide/%.o,$(wildcard kernels/cpu/gemm*.c))
+$(GEMM_TESTS): $(WIDE_OBJ)
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
