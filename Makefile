@@ -6,7 +6,9 @@ CC ?= cc
 CXX ?= c++
 MODE ?= release
 OPT_release = -O3
-OPT_asan = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -Wno-format-truncation
+OPT_asan = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer $(GCC_ASAN)
+# gcc's sanitizer build sees null formats where there are none; clang does not know the flag.
+GCC_ASAN := $(if $(findstring clang,$(shell $(CC) --version)),,-Wno-format-truncation)
 OPT_debug = -O0
 
 WARN = -Wall -Wextra -Wpedantic -Wshadow -Wundef -Wvla -Werror

@@ -76,7 +76,8 @@ void train_report_step(Trainer *t, const StepState *state, double seconds) {
                  .tokens = t->n.tokens,
                  .tokens_per_s = tokens / seconds,
                  .flops_per_s = flops,
-                 .mfu = t->peak_flops > 0 ? flops / t->peak_flops : -1,
+                 // A rate above the measured peak says that the peak is wrong, not the rate.
+                 .mfu = flops < t->peak_flops ? flops / t->peak_flops : -1,
                  .elapsed_s = now - t->start,
                  .eta_s = per_step * (double)(t->cfg.train.steps - t->n.step),
                  .skipped = state->skip != 0,
@@ -94,8 +95,10 @@ void train_report_eval(Trainer *t, const EvalSum *sum) {
         logger_say(&t->log, "step %lld: the loss of %lld validation tokens is not finite",
                    (long long)t->n.step, (long long)sum->bad);
     }
-    logger_say(&t->log, "step %lld: validation loss %.4f, %.4f bits per byte (%lld tokens)",
-               (long long)t->n.step, loss, bpb, (long long)sum->tokens);
+    char bytes[48] = "";
+    if (isfinite(bpb)) snprintf(bytes, sizeof bytes, ", %.4f bits per byte", bpb);
+    logger_say(&t->log, "step %lld: validation loss %.4f%s (%lld tokens)", (long long)t->n.step,
+               loss, bytes, (long long)sum->tokens);
 }
 
 void train_print_end(Trainer *t, bool finished) {
