@@ -31,6 +31,7 @@ static bool open_device(int index, Error *err) {
     device.shared_limit = p.sharedMemPerBlockOptin;
     e = cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking);
     if (e != cudaSuccess) return error_set(err, "GPU %d: %s", index, cudaGetErrorString(e));
+    device.blas = blas_open();
     device.is_open = true;
     return true;
 }
@@ -43,6 +44,7 @@ bool cuda_open(int index, Error *err) {
 void cuda_close(void) {
     if (!device.is_open) return;
     CUDA_CHECK(cudaStreamSynchronize(device.stream));
+    blas_close(device.blas);
     CUDA_CHECK(cudaFree(device.scratch));
     CUDA_CHECK(cudaStreamDestroy(device.stream));
     device = CudaDevice();

@@ -15,7 +15,11 @@ typedef struct CudaDevice {
     cudaStream_t stream;
     void *scratch;
     size_t scratch_bytes;
+    struct Blas *blas;  // gemm.cu
 } CudaDevice;
+
+struct Blas *blas_open();
+void blas_close(struct Blas *b);
 
 // Dies when cuda_open has not been called.
 const CudaDevice *cuda_device();

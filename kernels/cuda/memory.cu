@@ -1,5 +1,5 @@
 // memory.cu - allocation, copies and conversions between host and device.
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/convert.h"
 #include "kernels/cuda/families.h"
 #include "kernels/cuda/ptx.cuh"
 
@@ -44,11 +44,25 @@ static void download_bytes_cuda(void *dst, const void *src, size_t bytes) {
     sync_cuda();
 }
 
-template <typename To, typename From>
+template <typename To, typename From, int W>
 __global__ void convert_kernel(To *out, const From *inp, size_t n) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = from_float<To>(to_float(inp[i]));
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i >= n) return;
+    float x[W];
+    load_vec<W>(x, inp + i);
+    store_vec<W>(out + i, x);
 }
+
+template <typename To, typename From> void convert(To *out, const From *inp, size_t n) {
+    if (n % 8 == 0 && fits<8>(out) && fits<8>(inp)) {
+        LAUNCH((convert_kernel<To, From, 8>), ceil_div(n / 8, 256), 256, 0, cuda_stream())
+        (out, inp, n);
+    } else {
+        LAUNCH((convert_kernel<To, From, 1>), ceil_div(n, 256), 256, 0, cuda_stream())(out, inp, n);
+    }
+}
+template void convert<bf16, float>(bf16 *, const float *, size_t);
+template void convert<float, bf16>(float *, const bf16 *, size_t);
 
 enum { CHUNK = 1 << 22 };  // elements converted at a time, through fp32 scratch
 
@@ -57,8 +71,7 @@ template <typename T> static void upload_cuda(floatX *dst, const float *src, siz
         size_t m = min_size(n - i, CHUNK);
         float *part = static_cast<float *>(cuda_scratch(m * sizeof(float)));
         upload_bytes_cuda(part, src + i, m * sizeof(float));
-        LAUNCH((convert_kernel<T, float>), ceil_div(m, 256), 256, 0, cuda_stream())
-        (reinterpret_cast<T *>(dst) + i, part, m);
+        convert(reinterpret_cast<T *>(dst) + i, part, m);
     }
 }
 template <> void upload_cuda<float>(floatX *dst, const float *src, size_t n) {
@@ -69,8 +82,7 @@ template <typename T> static void download_cuda(float *dst, const floatX *src, s
     for (size_t i = 0; i < n; i += CHUNK) {
         size_t m = min_size(n - i, CHUNK);
         float *part = static_cast<float *>(cuda_scratch(m * sizeof(float)));
-        LAUNCH((convert_kernel<float, T>), ceil_div(m, 256), 256, 0, cuda_stream())
-        (part, reinterpret_cast<const T *>(src) + i, m);
+        convert(part, reinterpret_cast<const T *>(src) + i, m);
         download_bytes_cuda(dst + i, part, m * sizeof(float));
     }
 }

@@ -14,6 +14,12 @@ template <typename T> static Ops make_table() {
     rope_ops<T>(&o);
     optim_ops<T>(&o);
     grad_ops<T>(&o);
+    act_ops<T>(&o);
+    heads_ops<T>(&o);
+    cache_ops<T>(&o);
+    classifier_ops<T>(&o);
+    embed_ops<T>(&o);
+    gemm_ops<T>(&o);
     return o;
 }
 

@@ -162,6 +162,17 @@ __device__ __forceinline__ float exp2_approx(float x) {
 #endif
 }
 
+// 1/x, relative error about 2^-23; infinity gives 0.
+__device__ __forceinline__ float rcp_approx(float x) {
+#ifdef GPU_EMU
+    return 1.0f / x;
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 // --- Asynchronous copies of 16 bytes from global to shared memory. The first src_bytes (0 or 16)
 // are read, the rest is filled with zeros; src must be a valid address even when nothing is read.
 // A copy is there when its thread has waited for its group, for others after a barrier behind that.

@@ -222,6 +222,11 @@ void emu_mark_alloc(const void *p, size_t n, bool allocated) {
 void emu_mark_init(const void *p, size_t n) {
     each_cell(p, n, [](Cell *c) { c->flags |= CELL_INIT; });
 }
+bool emu_is_init(const void *p, size_t n) {
+    bool all = true;
+    each_cell(p, n, [&all](const Cell *c) { all &= (c->flags & CELL_INIT) != 0; });
+    return all;
+}
 void emu_mark_copy(const void *dst, const void *src, size_t n) {
     const Cell *from = cell_of(src);
     each_cell(dst, n, [&from](Cell *c) {

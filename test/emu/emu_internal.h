@@ -77,5 +77,6 @@ void emu_check_block();    // a block begins
 void emu_check_barrier();  // all threads of the block have met
 void emu_mark_alloc(const void *p, size_t n, bool allocated);
 void emu_mark_init(const void *p, size_t n);
+bool emu_is_init(const void *p, size_t n);
 void emu_mark_copy(const void *dst, const void *src, size_t n);
 void emu_mark_pending(const void *p, size_t n, bool pending);
