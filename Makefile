@@ -10,6 +10,7 @@ OPT_asan = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-
 # gcc's sanitizer build sees null formats where there are none; clang does not know the flag.
 GCC_ASAN := $(if $(findstring clang,$(shell $(CC) --version)),,-Wno-format-truncation)
 OPT_debug = -O0
+OPT_fuzz = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 
 WARN = -Wall -Wextra -Wpedantic -Wshadow -Wundef -Wvla -Werror
 CWARN = $(WARN) -Wstrict-prototypes -Wmissing-prototypes
@@ -64,7 +65,7 @@ CHECK_debug = -O0 -fsanitize=thread
 EMU_TEST_SRC := $(if $(shell command -v $(CXX)),$(wildcard test/kernels/cuda/test_*.c test/emu/test_*.cu))
 EMU_TESTS = $(addprefix $(BUILD)/check/,$(basename $(EMU_TEST_SRC)))
 
-.PHONY: all help info test asan check format clean cuda emu
+.PHONY: all help info tests test asan check fuzz fuzzers format clean cuda emu
 all: $(BUILD)/train_gpt ## build the trainer
 
 help: ## this list
@@ -110,10 +111,19 @@ $(TEST_LIB): $(TEST_OBJ)
 $(TESTS): $(BUILD)/test/%: $(BUILD)/test/%.o $(TEST_LIB) $(BUILD)/libgpt.a
 	$(CC) -o $@ $^ $(CFLAGS_ALL) $(LIBS)
 
-tests: $(TESTS) $(EMU_TESTS) ## build the test programs
+# Fuzz targets: inside the tests with a fixed set of mutants, with `make fuzz` under libFuzzer.
+FUZZ = $(patsubst test/fuzz/%.c,$(BUILD)/test/fuzz/%,$(wildcard test/fuzz/fuzz_*.c))
+FUZZ_MAIN = $(if $(filter fuzz,$(MODE)),-fsanitize=fuzzer,$(BUILD)/test/fuzz/mutate.o)
+$(FUZZ): %: %.o $(BUILD)/test/fuzz/mutate.o $(TEST_LIB) $(BUILD)/libgpt.a
+	$(CC) -o $@ $(filter-out %/mutate.o,$^) $(FUZZ_MAIN) $(CFLAGS_ALL) $(LIBS)
+fuzzers: $(FUZZ)
+fuzz: ## libFuzzer programs in build/fuzz (needs clang); run one with a folder of test/fuzz/seeds
+	@$(MAKE) CC=clang MODE=fuzz BUILD=build/fuzz ISAS=base fuzzers
 
-test: $(TESTS) $(EMU_TESTS) $(BUILD)/train_gpt ## build and run all tests
-	@BUILD=$(BUILD) scripts/run_tests.sh $(TESTS) $(EMU_TESTS)
+tests: $(TESTS) $(EMU_TESTS) $(FUZZ) ## build the test programs
+
+test: $(TESTS) $(EMU_TESTS) $(FUZZ) $(BUILD)/train_gpt ## build and run all tests
+	@BUILD=$(BUILD) scripts/run_tests.sh $(TESTS) $(EMU_TESTS) $(FUZZ)
 
 # --- The emulator and its tests: kernels against the CPU's ops, every access checked.
 $(BUILD)/emu/%.o: %.cpp
