@@ -26,27 +26,67 @@ static void options(Option *out, PlanCommand *o) {
     memcpy(out, rows, sizeof rows);
 }
 
+// The config in `path` with the overrides, planned.
+static bool plan_one(Plan *plan, const PlanCommand *o, const Program *p, const char *path,
+                     const char *const *overrides, int n, Error *err) {
+    Config c;
+    if (!config_load(&c, path, err)) return false;
+    for (int i = 0; i < n; i++) {
+        if (!config_override(&c, overrides[i], err)) return false;
+    }
+    if (!config_finish(&c, err)) return error_prefix(err, path);
+    const Ops *ops = program_ops(p, o->device, (ElemType)c.train.compute, err);
+    return ops && plan_compute(plan, &c, ops, (int)o->gpus, o->tokens_per_second, err);
+}
+
+static void print_json(const Plan *plans, int n) {
+    if (n > 1) putchar('[');
+    for (int i = 0; i < n; i++) {
+        char *text = plan_json(&plans[i]);
+        printf("%s%s", i ? ", " : "", text);
+        mem_free(text);
+    }
+    if (n > 1) puts("]");
+}
+
+// "128m-lrkv" of "configs/128m-lrkv.json"; the caller frees it.
+static char *short_name(const char *path) {
+    const char *base = strrchr(path, '/');
+    char *name = str_copy(base ? base + 1 : path), *dot = strstr(name, ".json");
+    if (dot) *dot = 0;
+    return name;
+}
+
+// One config in full, several as a table; what holds a '=' is a setting for all of them.
 static bool run(const PlanCommand *o, const Program *p, const char *const *rest, int n,
                 Error *err) {
-    Config c;
-    if (!config_load(&c, rest[0], err)) return false;
-    for (int i = 1; i < n; i++) {
-        if (!config_override(&c, rest[i], err)) return false;
+    const char *configs[REST_MAX], *settings[REST_MAX];
+    char *names[REST_MAX];
+    Plan plans[REST_MAX];
+    int n_configs = 0, n_settings = 0, made = 0;
+    for (int i = 0; i < n; i++) {
+        if (strchr(rest[i], '='))
+            settings[n_settings++] = rest[i];
+        else
+            configs[n_configs++] = rest[i];
     }
-    if (!config_finish(&c, err)) return error_prefix(err, rest[0]);
-    const Ops *ops = program_ops(p, o->device, (ElemType)c.train.compute, err);
-    Plan plan;
-    if (!ops || !plan_compute(&plan, &c, ops, (int)o->gpus, o->tokens_per_second, err))
-        return false;
-    if (o->json) {
-        char *text = plan_json(&plan);
-        fputs(text, stdout);
-        mem_free(text);
-    } else {
-        plan_print(stdout, &plan, o->tensors);
+    if (n_configs == 0) return error_set(err, "plan expects a config file before its settings");
+    bool ok = true;
+    for (; ok && made < n_configs; made += ok) {
+        ok = plan_one(&plans[made], o, p, configs[made], settings, n_settings, err);
+        if (ok) names[made] = short_name(configs[made]);
     }
-    plan_free(&plan);
-    return true;
+    if (ok && o->json)
+        print_json(plans, made);
+    else if (ok && made == 1)
+        plan_print(stdout, &plans[0], o->tensors);
+    else if (ok)
+        plan_print_table(stdout, plans, (const char *const *)names, made);
+    for (int i = 0; i < made; i++) {
+        plan_free(&plans[i]);
+        mem_free(names[i]);
+    }
+    return ok;
 }
 
 int plan_main(const Program *p, int argc, char **argv, bool help) {

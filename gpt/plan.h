@@ -66,5 +66,7 @@ void plan_free(Plan *p);
 
 // For people; with `tensors` every tensor of the model gets a line too.
 void plan_print(FILE *out, const Plan *p, bool tensors);
+// One line for each of n plans, under the given names.
+void plan_print_table(FILE *out, const Plan *plans, const char *const *names, int n);
 // One JSON object, caller frees with mem_free.
 char *plan_json(const Plan *p);

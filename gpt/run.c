@@ -15,7 +15,7 @@ static const Command commands[] = {
      train_main},
     {"eval", "RUN --data PATH", "loss, perplexity and bits per byte", eval_main},
     {"generate", "RUN --prompt TEXT", "text from a model, with its KV cache", generate_main},
-    {"plan", "CONFIG.json", "parameters, FLOPs, memory and cache; allocates nothing", plan_main},
+    {"plan", "CONFIG.json...", "parameters, FLOPs, memory and cache; allocates nothing", plan_main},
     {"bench", "[CONFIG.json]", "speed of this machine and of the program on it", bench_main},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
