@@ -20,6 +20,7 @@ template <typename T> static Ops make_table() {
     classifier_ops<T>(&o);
     embed_ops<T>(&o);
     gemm_ops<T>(&o);
+    sdpa_ops<T>(&o);
     return o;
 }
 

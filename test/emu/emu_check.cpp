@@ -92,7 +92,7 @@ void source_line(char *text, size_t size, const void *pc) {
 
 struct Access {
     const void *p;
-    size_t n;
+    size_t n, alignment;
     EmuAccess kind;
     const char *file;
     int line;
@@ -182,6 +182,7 @@ void check_access(const Access &a) {
         }
         return;
     }
+    if ((uintptr_t)p % a.alignment) return fail(a, "misaligned");
     Stamp now = {check.serial, (uint16_t)t->index, (uint16_t)t->warp_epoch};
     Cell *end = cell_of(p + a.n + GRANULE - 1);
     bool shared = emu_is_shared(p);
@@ -201,7 +202,7 @@ void emu_check_open(const EmuArena &a) {
 
 void emu_check_access(const void *p, size_t n, EmuAccess kind, const char *file, int line,
                       const void *pc) {
-    if (emu_checking) check_access({p, n, kind, file, line, pc});
+    if (emu_checking) check_access({p, n, 1, kind, file, line, pc});
 }
 
 void emu_check_launch() {
@@ -250,11 +251,7 @@ void __tsan_func_exit() {}
 
 #define EMU_HOOK(name, bytes, kind, alignment)                                                     \
     void name(void *p) {                                                                           \
-        const Access a = {p, bytes, kind, nullptr, 0, __builtin_return_address(0)};                \
-        if ((uintptr_t)p % alignment)                                                              \
-            fail(a, "misaligned");                                                                 \
-        else                                                                                       \
-            check_access(a);                                                                       \
+        check_access({p, bytes, alignment, kind, nullptr, 0, __builtin_return_address(0)});        \
     }
 #define EMU_HOOKS(bytes)                                                                           \
     EMU_HOOK(__tsan_read##bytes, bytes, EMU_READ, bytes)                                           \
@@ -268,9 +265,9 @@ EMU_HOOKS(8)
 EMU_HOOKS(16)
 
 void __tsan_read_range(void *p, unsigned long n) {
-    if (n) check_access({p, n, EMU_READ, nullptr, 0, __builtin_return_address(0)});
+    if (n) check_access({p, n, 1, EMU_READ, nullptr, 0, __builtin_return_address(0)});
 }
 void __tsan_write_range(void *p, unsigned long n) {
-    if (n) check_access({p, n, EMU_WRITE, nullptr, 0, __builtin_return_address(0)});
+    if (n) check_access({p, n, 1, EMU_WRITE, nullptr, 0, __builtin_return_address(0)});
 }
 }
