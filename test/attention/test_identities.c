@@ -13,7 +13,9 @@ enum { B = 2, T = 70 };
     .residual_ratio = 0.5f, .qk_norm = true, .position = POSITION_ROPE, .compute = TYPE_F32,       \
     .cache_type = TYPE_F32
 
+// The layers are too small to share among threads.
 static AttnHarness *layer(const char *name, AttnDims d) {
+    set_threads(1);
     return harness_new(ops_cpu(), name, d, 1);
 }
 
