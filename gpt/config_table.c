@@ -198,7 +198,7 @@ const Setting config_table[] = {
      .help = "wsd: share of the run, at its end, in which the rate falls."},
     {.key = "schedule.final_lr", .type = SETTING_F64, AT(schedule.final_lr), RANGE(0, 1),
      NEEDS("schedule.kind", "cosine|linear|wsd"),
-     .help = "Learning rate at the last step as a fraction of the peak."},
+     .help = "Learning rate at the end of the run as a fraction of the peak."},
 
     // --- train
     {.key = "train.steps", .type = SETTING_I64, AT(train.steps), .initial = 1000,
