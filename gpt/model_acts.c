@@ -17,9 +17,9 @@ static void *carve(Carver *c, size_t elements, size_t elem_size) {
     return c->base && elements ? c->base + at : NULL;
 }
 
-static int chunk_rows(size_t N, int Vp) {
-    size_t rows = (size_t)LOGIT_CHUNK_ELEMENTS / (size_t)Vp / 64 * 64;
-    return (int)min_size(N, rows < 64 ? 64 : rows);
+size_t model_logit_rows(const Config *c, size_t N) {
+    size_t rows = (size_t)LOGIT_CHUNK_ELEMENTS / (size_t)config_padded_vocab(c) / 64 * 64;
+    return min_size(N, rows < 64 ? 64 : rows);
 }
 
 static void carve_stats(Carver *k, float **mean, float **rstd, size_t N, bool layer_norm) {
@@ -73,7 +73,7 @@ void acts_layout(Acts *a, const Config *c, const Ops *ops, const AttnDims *d, bo
     a->res_f = carve(&k, N * C, fx);
     a->ln_f = carve(&k, N * C, fx);
     carve_stats(&k, &a->mean_f, &a->rstd_f, N, layer_norm);
-    a->chunk = chunk_rows(N, Vp);
+    a->chunk = (int)model_logit_rows(c, N);
     a->logits = carve(&k, (size_t)a->chunk * (size_t)Vp, fx);
     a->last = carve(&k, training ? 0 : (size_t)d->B * C, fx);
     a->scratch = carve(&k, training ? attn->scratch(d) : attn->extend_scratch(d), 1);

@@ -1,0 +1,142 @@
+// cmd_bench.c - train_gpt bench. stdout carries the tables or the JSON object, stderr the progress.
+#include "gpt/bench.h"
+#include "gpt/cli.h"
+
+#include <string.h>
+
+typedef struct BenchCommand {
+    const char *only, *compute, *depths, *device;
+    int64_t batch, tokens, prompt, decode, repeat;
+    double seconds;
+    bool json;
+} BenchCommand;
+
+enum { N_OPTIONS = 11, REST_MAX = 128 };
+
+static const char *const default_configs[] = {"configs/128m-mha.json", "configs/128m-gqa.json",
+                                              "configs/128m-mqa.json", "configs/128m-mla.json",
+                                              "configs/128m-lrkv.json"};
+enum { N_DEFAULT_CONFIGS = sizeof default_configs / sizeof default_configs[0] };
+
+static const BenchCommand defaults = {
+    .only = "peaks,gemm,step,muon,prefill,decode",
+    .compute = "fp32,bf16",
+    .device = "auto",
+    .batch = 1,
+    .decode = 8,
+    .repeat = 5,
+    .seconds = 150,
+};
+
+static void options(Option *out, BenchCommand *o) {
+    const Option rows[N_OPTIONS] = {
+        {"--only", NULL, OPT_TEXT, &o->only, 0, 0, "LIST", "sections to measure"},
+        {"--compute", NULL, OPT_TEXT, &o->compute, 0, 0, "LIST",
+         "types in which products take their operands"},
+        {"--batch", NULL, OPT_INT, &o->batch, 1, 1 << 20, "N", "sequences of a training step"},
+        {"--tokens", NULL, OPT_INT, &o->tokens, 0, 1 << 24, "N",
+         "their length; 0: 1024, or model.seq_len when that is less"},
+        {"--prompt", NULL, OPT_INT, &o->prompt, 0, 1 << 24, "N",
+         "tokens of a prefill; 0: 512, or model.seq_len when that is less"},
+        {"--depths", NULL, OPT_TEXT, &o->depths, 0, 0, "LIST",
+         "tokens in the cache before decoding; 0,1024,1900 as far as model.seq_len allows"},
+        {"--decode", NULL, OPT_INT, &o->decode, 1, 1 << 24, "N", "tokens decoded in a repetition"},
+        {"--repeat", "-r", OPT_INT, &o->repeat, 1, BENCH_SAMPLES, "N", "most repetitions"},
+        {"--seconds", NULL, OPT_REAL, &o->seconds, 0, 1e6, "S",
+         "for all measurements together, where one repetition of each takes no longer"},
+        {"--device", NULL, OPT_TEXT, &o->device, 0, 0, "NAME", "auto, cpu or cuda"},
+        {"--json", NULL, OPT_FLAG, &o->json, 0, 0, NULL, "every figure as one JSON object"},
+    };
+    memcpy(out, rows, sizeof rows);
+}
+
+static void config_name(char *out, size_t size, const char *path) {
+    const char *slash = strrchr(path, '/');
+    snprintf(out, size, "%s", slash ? slash + 1 : path);
+    char *dot = strrchr(out, '.');
+    if (dot && strcmp(dot, ".json") == 0) *dot = 0;
+}
+
+static bool add_config(Bench *b, const char *path, const char *const *rest, int n, Error *err) {
+    if (b->n_configs == BENCH_CONFIGS)
+        return error_set(err, "bench takes at most %d configs", BENCH_CONFIGS);
+    BenchConfig *bc = &b->config[b->n_configs++];
+    config_name(bc->name, sizeof bc->name, path);
+    if (!config_load(&bc->c, path, err)) return false;
+    for (int i = 0; i < n; i++) {
+        if (strchr(rest[i], '=') && !config_override(&bc->c, rest[i], err)) return false;
+    }
+    return config_finish(&bc->c, err) || error_prefix(err, path);
+}
+
+// What holds an equals sign is a setting for all configs, everything else a config.
+static bool load_configs(Bench *b, const char *const *rest, int n, Error *err) {
+    b->config = mem_alloc(BENCH_CONFIGS, sizeof(BenchConfig));
+    for (int i = 0; i < n; i++) {
+        if (!strchr(rest[i], '=') && !add_config(b, rest[i], rest, n, err)) return false;
+    }
+    for (int i = 0; b->n_configs == i && i < N_DEFAULT_CONFIGS; i++) {
+        if (!file_exists(default_configs[i]))
+            return error_set(
+                err, "%s: not found; start bench where configs/ lies, or give it config files",
+                default_configs[i]);
+        if (!add_config(b, default_configs[i], rest, n, err)) return false;
+    }
+    bench_set_threads(b->config[0].c.train.threads);
+    return true;
+}
+
+static bool settings(Bench *b, const BenchCommand *o, Error *err) {
+    b->batch = (int)o->batch, b->tokens = (int)o->tokens, b->prompt = (int)o->prompt;
+    b->decode_tokens = (int)o->decode, b->repeat = (int)o->repeat, b->seconds = o->seconds;
+    b->depths_given = o->depths != NULL;
+    const char *depths = o->depths ? o->depths : "0,1024,1900";
+    if (!bench_parse_counts(depths, b->depth, BENCH_DEPTHS, &b->n_depths, err))
+        return error_prefix(err, "--depths");
+    return bench_parse_sections(o->only, &b->sections, err) &&
+           bench_parse_compute(o->compute, b->compute, &b->n_compute, err);
+}
+
+static bool open_devices(Bench *b, const Program *p, const char *device, Error *err) {
+    for (int k = 0; k < b->n_compute; k++) {
+        b->ops[k] = program_ops(p, device, b->compute[k], err);
+        if (!b->ops[k]) return false;
+    }
+    return true;
+}
+
+static bool run(Bench *b, bool json, Error *err) {
+    Buf out = {0};
+    if (!bench_run(b, err)) return false;
+    if (json)
+        bench_json(&out, b);
+    else
+        bench_print(&out, b);
+    fputs(out.text, stdout);
+    buf_free(&out);
+    return !fflush(stdout) || error_set(err, "writing the figures failed");
+}
+
+int bench_main(const Program *p, int argc, char **argv, bool help) {
+    BenchCommand o = defaults;
+    Option table[N_OPTIONS];
+    options(table, &o);
+    if (help) {
+        cli_help(stdout, table, N_OPTIONS);
+        printf("\nWithout a config file the five configs/128m-*.json are measured. Settings are "
+               "overridden as\nsection.field=value, in all of them.\n");
+        return 0;
+    }
+    Error err = {0};
+    const char *rest[REST_MAX];
+    int n;
+    if (!cli_parse(argc, argv, table, N_OPTIONS, rest, REST_MAX, &n, &err))
+        return command_failed(&err, 2);
+    Bench b;
+    bench_open(&b);
+    if (!settings(&b, &o, &err)) return command_failed(&err, 2);
+    bool ok = load_configs(&b, rest, n, &err) && open_devices(&b, p, o.device, &err) &&
+              run(&b, o.json, &err);
+    bench_free(&b);
+    return ok ? 0 : command_failed(&err, 1);
+}
