@@ -57,7 +57,7 @@ EMU_SRC := $(wildcard test/emu/*.cpp)
 EMU_RUN = $(EMU_SRC:%.cpp=$(BUILD)/emu/%.o)
 EMU_OBJ = $(CU_SRC:%.cu=$(BUILD)/emu/%.o) $(EMU_RUN)
 CHECK_OBJ = $(CU_SRC:%.cu=$(BUILD)/check/%.o) $(EMU_RUN)
-CXXFLAGS_ALL = -std=c++17 -fno-threadsafe-statics $(COMMON) $(WARN) -Wno-unknown-pragmas -DGPU_EMU $(CXXFLAGS)
+CXXFLAGS_ALL = -std=c++17 -fno-threadsafe-statics $(COMMON) $(WARN) -Wno-unknown-pragmas -Wno-maybe-uninitialized -DGPU_EMU $(CXXFLAGS)
 # Every access of a kernel calls test/emu/emu_check.cpp, never the thread sanitizer itself.
 CHECK_release = -O1 -fsanitize=thread
 CHECK_asan = -O1 -fsanitize=thread,undefined -fno-sanitize=alignment -fno-sanitize-recover=all
@@ -66,7 +66,7 @@ EMU_TEST_SRC := $(if $(shell command -v $(CXX)),$(wildcard test/kernels/cuda/tes
 EMU_TESTS = $(addprefix $(BUILD)/check/,$(basename $(EMU_TEST_SRC)))
 
 .PHONY: all help info tests test asan check fuzz fuzzers format clean cuda emu
-all: $(BUILD)/train_gpt ## build the trainer
+all: $(BUILD)/train_gpt $(if $(filter 1,$(CUDA)),$(BUILD)/train_gptcu) ## build the trainer
 
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,6 +79,12 @@ info: ## what was found on this machine
 
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(BUILD)/libgpt.a
 	$(CC) -o $@ $^ $(CFLAGS_ALL) $(LIBS)
+
+# The CUDA program, for GPUs and on the emulator.
+$(BUILD)/train_gptcu: $(BUILD)/cuda/train_gpt.o $(CUDA_OBJ) $(BUILD)/libgpt.a
+	$(NVCC) -o $@ $^ -lcublasLt $(addprefix -Xcompiler ,$(OPENMP)) -lcjson -lm
+$(BUILD)/train_gpt_emu: $(BUILD)/emu/train_gpt.o $(EMU_OBJ) $(BUILD)/libgpt.a
+	$(CXX) -o $@ $^ $(OPT_$(MODE)) $(LIBS)
 
 $(BUILD)/libgpt.a: $(LIB_OBJ) $(ISA_OBJ)
 	@rm -f $@

@@ -1,6 +1,8 @@
 // run.c - see run.h.
 #include "gpt/run.h"
 
+#include "gpt/config.h"
+
 #include <string.h>
 
 typedef struct Command {
@@ -97,6 +99,7 @@ const Ops *program_ops(const Program *p, const char *device, ElemType act, Error
         if (!any && strcmp(p->devices[i].name, device)) continue;
         const Ops *ops = p->devices[i].open(act, err);
         if (ops || !any) return ops;
+        if (i + 1 < p->n_devices) warn("%s; using the %s", err->text, p->devices[i + 1].name);
     }
     if (any) return NULL;
     Buf names = {0};

@@ -1,7 +1,7 @@
 // run.h - the program behind both mains: subcommands, devices, help.
 #pragma once
 
-#include "gpt/config.h"
+#include "kernels/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
