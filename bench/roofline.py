@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""roofline.py - what each CUDA kernel has to compute and to move in a training step, and the time that this takes at least.
+
+Counts what the kernels of kernels/cuda do, one line for each launch (all layers together, for one token): FLOPs of the
+products, bytes that must come from or go to memory when every kernel reads its inputs and writes its outputs once, and special
+functions where they matter. The bound is the slowest of the three at the device's peak; "expected" divides it by the share
+of the peak that good kernels of that kind are known to reach. Nothing here was measured.
+
+    bench/roofline.py                                     configs/128m-mha.json on an H200
+    bench/roofline.py configs/2.5b-lrkv.json --micro-tokens 16384
+    bench/roofline.py --flops 312 --bytes 2.04            TFLOP/s and TB/s of another device (an A100)
+"""
+import argparse
+import json
+import os
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FX, F32 = 2, 4  # bytes of an activation, of a statistic
+# Shares of the bound's peak. Attention with mma.sync on Hopper: about 30 % forward and 26 % backward of the bf16 peak.
+REACHED = {"gemm": 0.70, "memory": 0.78, "attention": 0.30, "attention backward": 0.26, "special": 0.60}
+
+
+def resolve(path):
+    with open(path) as f:
+        config = json.load(f)
+    base = config.pop("base", None)
+    merged = resolve(os.path.join(os.path.dirname(path), base)) if base else {}
+    for section, values in config.items():
+        if isinstance(values, dict):
+            merged.setdefault(section, {}).update(values)
+    return merged
+
+
+class Table:
+    def __init__(self, args):
+        self.args, self.rows = args, []
+
+    def add(self, name, kind, flops=0.0, nbytes=0.0, special=0.0):
+        a = self.args
+        times = {"compute": flops / (a.flops * 1e12), "memory": nbytes / (a.bytes * 1e12),
+                 "special": special / (a.special * 1e12)}
+        bound = max(times, key=times.get)
+        reached = REACHED[bound if bound in REACHED and bound != "compute" else kind]
+        self.rows.append((name, flops, nbytes, bound, times[bound], times[bound] / reached))
+
+
+def shape_of(config):
+    m, a = config["model"], config["attention"]
+    s = argparse.Namespace(L=m["n_layer"], C=m["n_embd"], H=m["n_head"], type=a["type"], R=a.get("rank", 0))
+    s.HS = m.get("head_dim") or s.C // s.H
+    s.F = m.get("ffn_dim") or 4 * s.C
+    s.V = (m["vocab_size"] + 127) // 128 * 128
+    s.G = {"mha": s.H, "mqa": 1, "lrkv": s.H, "gqa": a.get("n_kv_head", 0)}.get(s.type)
+    if s.G is None:
+        raise SystemExit("roofline: knows mha, gqa, mqa and lrkv, not " + s.type)
+    s.R8 = (s.R + 7) // 8 * 8
+    s.q, s.kv = s.H * s.HS, s.G * s.HS
+    s.proj = s.q + 2 * (s.HS + s.H * s.R8) if s.type == "lrkv" else s.q + 2 * s.kv
+    return s
+
+
+def products(t, s, N):
+    for name, out, inp, layers in [("qkv", s.proj, s.C, s.L), ("wo", s.C, s.q, s.L), ("c_fc", s.F, s.C, s.L),
+                                   ("c_proj", s.C, s.F, s.L), ("lm_head", s.V, s.C, 1)]:
+        io, w = FX * (inp + out), out * inp / N
+        t.add(f"matmul {name}", "gemm", 2.0 * out * inp * layers, (io + FX * w) * layers)
+        t.add(f"matmul_dx {name}", "gemm", 2.0 * out * inp * layers, (io + FX * w) * layers)
+        t.add(f"matmul_dw {name}", "gemm", 2.0 * out * inp * layers, (io + 2 * F32 * w) * layers)
+
+
+def attention(t, s, T):
+    core = 2.0 * s.H * s.HS * T * s.L  # two products with T/2 keys
+    rows = s.q + 2 * s.kv
+    t.add("sdpa_forward", "attention", core, (FX * (rows + s.q) + F32 * s.H) * s.L)
+    t.add("sdpa_delta", "memory", 0, (FX * 2 * s.q + F32 * s.H) * s.L)
+    # Scores and their gradient are computed by both kernels, so that neither needs atomics: 4 + 3 products.
+    reads = FX * (rows + s.q) + 2 * F32 * s.H
+    t.add("sdpa_backward dk, dv", "attention backward", 2 * core, (reads + FX * 2 * s.kv) * s.L)
+    t.add("sdpa_backward dq", "attention backward", 1.5 * core, (reads + FX * s.q) * s.L)
+
+
+def lowrank(t, s):
+    x, z = s.H * s.HS, s.H * s.R8
+    flops = 2.0 * x * s.R8 * 2 * s.L  # keys and values
+    t.add("lowrank_forward k, v", "gemm", flops, 2 * FX * (s.HS + z + x) * s.L)
+    t.add("lowrank undo k, v", "memory", 0, (2 * FX * (2 * x + s.HS) + FX * x) * s.L)
+    t.add("lowrank dz k, v", "gemm", flops, 2 * FX * (x + z) * s.L)
+    t.add("lowrank db k, v", "gemm", flops, 2 * FX * (x + z) * s.L)
+
+
+def pointwise(t, s):
+    norms = 2 * s.L + 1
+    t.add("embed_forward, embed norm", "memory", 0, FX * s.C * 4)
+    t.add("add_norm_forward", "memory", 0, (FX * 4 * s.C + F32) * norms)
+    t.add("add_norm_backward", "memory", 0, (FX * 4 * s.C + F32) * norms)
+    heads = s.q if s.type == "lrkv" else s.q + s.kv  # lrkv's keys are turned where they are put together
+    t.add("qk_norm_rope_forward", "memory", 0, FX * 2 * heads * s.L)
+    t.add("qk_norm_rope_backward", "memory", 0, FX * 3 * heads * s.L)
+    t.add("act_forward (relu2)", "memory", 0, FX * 2 * s.F * s.L)
+    t.add("act_backward (relu2)", "memory", 0, FX * 3 * s.F * s.L)
+    # Two passes of a capped softmax: tanh is an exponential and a reciprocal.
+    t.add("classifier", "memory", 0, FX * 2 * s.V, 6 * s.V)
+    t.add("embed_backward", "memory", 0, FX * s.C + 2 * F32 * s.C)
+
+
+def optimizer(t, s, step_tokens):
+    matrices = s.L * (s.proj * s.C + s.q * s.C + 2 * s.F * s.C) + (s.L * 2 * s.H * s.HS * s.R8 if s.type == "lrkv" else 0)
+    tables = 2 * s.V * s.C
+    per = 1.0 / step_tokens
+    shapes = [(s.q, s.C, 1), (s.C, s.q, 1), (s.F, s.C, 1), (s.C, s.F, 1)]
+    if s.type == "lrkv":
+        shapes += [(s.HS, s.C, 2), (s.H * s.R, s.C, 2), (s.HS, s.R, 2 * s.H)]
+    else:
+        shapes += [(s.kv, s.C, 2)]
+    flops = 0.0
+    for out, inp, n in shapes:
+        small, large = min(out, inp), max(out, inp)
+        flops += 5 * n * s.L * (4.0 * small * small * large + 2.0 * small ** 3)
+    t.add("muon: Newton-Schulz products", "gemm", flops * per)
+    t.add("muon_momentum, muon_apply", "memory", 0, 30 * matrices * per)
+    t.add("adamw: tables and head", "memory", 0, 30 * tables * per)
+    t.add("grad_sumsq, clearing gradients", "memory", 0, 8 * (matrices + tables) * per)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("config", nargs="?", default=os.path.join(ROOT, "configs", "128m-mha.json"))
+    p.add_argument("--flops", type=float, default=989, help="TFLOP/s, bf16 dense")
+    p.add_argument("--bytes", type=float, default=4.8, help="TB/s")
+    p.add_argument("--special", type=float, default=3.86, help="T special functions/s: 16 a clock and SM")
+    p.add_argument("--micro-tokens", type=int, default=8192)
+    args = p.parse_args()
+    config = resolve(args.config)
+    s, t = shape_of(config), Table(args)
+    products(t, s, args.micro_tokens)
+    attention(t, s, config["model"]["seq_len"])
+    if s.type == "lrkv" and s.R:
+        lowrank(t, s)
+    pointwise(t, s)
+    optimizer(t, s, config["batch"]["tokens"])
+    print("| kernel | MFLOP | kB | bound | ns | expected ns | measured ns |\n|---|---|---|---|---|---|---|")
+    for name, flops, nbytes, bound, least, expected in t.rows:
+        print(f"| {name} | {flops / 1e6:.1f} | {nbytes / 1e3:.1f} | {bound} | {least * 1e9:.1f} | {expected * 1e9:.1f} | |")
+    least, expected = sum(r[4] for r in t.rows), sum(r[5] for r in t.rows)
+    print(f"| **total** | {sum(r[1] for r in t.rows) / 1e6:.1f} | {sum(r[2] for r in t.rows) / 1e3:.1f} | | "
+          f"{least * 1e9:.0f} | {expected * 1e9:.0f} | |")
+    print(f"\nTokens/s: {1 / least:.0f} at the bound, {1 / expected:.0f} expected.")
+
+
+if __name__ == "__main__":
+    main()
