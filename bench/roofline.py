@@ -62,7 +62,9 @@ def shape_of(config):
 def products(t, s, N):
     for name, out, inp, layers in [("qkv", s.proj, s.C, s.L), ("wo", s.C, s.q, s.L), ("c_fc", s.F, s.C, s.L),
                                    ("c_proj", s.C, s.F, s.L), ("lm_head", s.V, s.C, 1)]:
-        io, w = FX * (inp + out), out * inp / N
+        # The head's weights and their gradient pass by once for each chunk of logits (gpt/model_acts.c).
+        rows = min(N, max(64, (128 << 20) // s.V // 64 * 64)) if name == "lm_head" else N
+        io, w = FX * (inp + out), out * inp / rows
         t.add(f"matmul {name}", "gemm", 2.0 * out * inp * layers, (io + FX * w) * layers)
         t.add(f"matmul_dx {name}", "gemm", 2.0 * out * inp * layers, (io + FX * w) * layers)
         t.add(f"matmul_dw {name}", "gemm", 2.0 * out * inp * layers, (io + 2 * F32 * w) * layers)

@@ -42,7 +42,7 @@ static int joined(const TensorTable *t, int i, char *name, size_t size) {
 }
 
 static void parameter_shapes(Shapes *s, const char *name, const Config *c, const Ops *ops) {
-    size_t N = (size_t)c->batch.tokens, head_rows = model_logit_rows(c, N);
+    size_t N = (size_t)c->batch.tokens, head_rows = model_logit_rows(c, ops, N);
     TensorTable t;
     model_params(&t, c, ops->elem_size);
     for (int i = 0; i < t.n; i++) {

@@ -53,7 +53,7 @@ void model_step_begin(Model *m);
 void model_alloc_acts(Model *m, int B, int T);
 size_t model_acts_bytes(const Config *c, const Ops *ops, int B, int T);
 // Rows of logits that exist at a time when the loss of N tokens is computed: the head's products.
-size_t model_logit_rows(const Config *c, size_t N);
+size_t model_logit_rows(const Config *c, const Ops *ops, size_t N);
 size_t model_packed_bytes(const Config *c, const Ops *ops, bool training);
 size_t model_derived_bytes(const Config *c, const Ops *ops, bool training);
 

@@ -4,7 +4,9 @@
 
 #include <string.h>
 
-enum { LOGIT_CHUNK_ELEMENTS = 16 << 20 };  // 64 MiB of fp32 logits at a time
+// Logits at a time: 64 MiB of fp32, or 256 MiB of bf16, whose devices compute so fast that reading
+// the head's weights and gradient for each chunk would take longer than a short chunk's products.
+enum { LOGIT_CHUNK_F32 = 16 << 20, LOGIT_CHUNK_BF16 = 128 << 20 };
 
 typedef struct Carver {
     char *base;  // NULL: only count
@@ -17,9 +19,11 @@ static void *carve(Carver *c, size_t elements, size_t elem_size) {
     return c->base && elements ? c->base + at : NULL;
 }
 
-size_t model_logit_rows(const Config *c, size_t N) {
-    size_t rows = (size_t)LOGIT_CHUNK_ELEMENTS / (size_t)config_padded_vocab(c) / 64 * 64;
-    return min_size(N, rows < 64 ? 64 : rows);
+size_t model_logit_rows(const Config *c, const Ops *ops, size_t N) {
+    size_t elements = ops->elem_size == sizeof(float) ? LOGIT_CHUNK_F32 : LOGIT_CHUNK_BF16;
+    size_t most = elements / (size_t)config_padded_vocab(c) / 64 * 64;
+    size_t chunks = N ? ceil_div(N, most < 64 ? 64 : most) : 1;
+    return min_size(N, round_up(ceil_div(N, chunks), 64));  // of nearly equal size
 }
 
 static void carve_stats(Carver *k, float **mean, float **rstd, size_t N, bool layer_norm) {
@@ -73,7 +77,7 @@ void acts_layout(Acts *a, const Config *c, const Ops *ops, const AttnDims *d, bo
     a->res_f = carve(&k, N * C, fx);
     a->ln_f = carve(&k, N * C, fx);
     carve_stats(&k, &a->mean_f, &a->rstd_f, N, layer_norm);
-    a->chunk = (int)model_logit_rows(c, N);
+    a->chunk = (int)model_logit_rows(c, ops, N);
     a->logits = carve(&k, (size_t)a->chunk * (size_t)Vp, fx);
     a->last = carve(&k, training ? 0 : (size_t)d->B * C, fx);
     a->scratch = carve(&k, training ? attn->scratch(d) : attn->extend_scratch(d), 1);
