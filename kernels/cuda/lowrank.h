@@ -11,7 +11,8 @@ void lowrank_plain_forward(T *out, float *rstd, const T *s, const T *z, const T 
 // dz (N, NH*R) = dx_h b_h; dx (N, NH*HS at ld_out) is the gradient before position and norm.
 template <typename T> void lowrank_plain_dz(T *dz, const T *dx, const T *b, const LowRankArgs *a);
 // db (NH, HS, R) += dx_h^T z_h
-template <typename T> void lowrank_plain_db(float *db, const T *dx, const T *z, const LowRankArgs *a);
+template <typename T>
+void lowrank_plain_db(float *db, const T *dx, const T *z, const LowRankArgs *a);
 // dout (N, NH*HS) becomes the gradient before norm and rotation, in place; ds (N, HS), unless NULL,
 // its sum over heads, in fp32 until it is rounded once.
 template <typename T>

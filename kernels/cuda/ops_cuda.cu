@@ -21,6 +21,7 @@ template <typename T> static Ops make_table() {
     embed_ops<T>(&o);
     gemm_ops<T>(&o);
     sdpa_ops<T>(&o);
+    lowrank_ops<T>(&o);
     return o;
 }
 

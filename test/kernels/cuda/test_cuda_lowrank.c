@@ -1,0 +1,84 @@
+// test_cuda_lowrank.c - low-rank keys and values in training, CUDA tables against the CPU's.
+#include "test/kernels/cuda/twin.h"
+#include "test/ref_attention.h"
+
+// Lists of cases are shared out among the three thread orders of FOR_EACH_TABLE, to save time.
+// pad: unused elements behind each row.
+typedef struct Case {
+    int B, T, NH, HS, R, pad;
+    bool shared, rope, norm;
+} Case;
+
+static void check_case(TestCtx *t, const Ops *g, Case c) {
+    const Ops *o = ops_cpu();
+    size_t rows = (size_t)c.B * c.T, heads = (size_t)c.NH, HS = (size_t)c.HS, R = (size_t)c.R;
+    LowRankArgs a = {.B = c.B, .T = c.T, .NH = c.NH, .HS = c.HS, .R = c.R, .norm = c.norm};
+    a.ld_s = HS + (size_t)c.pad, a.ld_z = heads * R + (size_t)c.pad;
+    a.ld_out = heads * HS + (size_t)c.pad, a.eps = 1e-6f;
+    float *table = ref_rope_table(c.T, c.HS, 1000);
+    Twin rope = twin_of(g, TYPE_F32, table, (size_t)c.T * HS);
+    LowRankArgs ga = a;
+    if (c.rope) a.rope = rope.cpu, ga.rope = rope.gpu;
+    Twin s = c.shared ? twin_noise(g, TYPE_FX, rows * a.ld_s, 1, 1) : twin_null();
+    Twin ds = c.shared ? twin_noise(g, TYPE_FX, rows * a.ld_s, 8, 1) : twin_null();
+    Twin z = twin_noise(g, TYPE_FX, rows * a.ld_z, 2, 1);
+    Twin b = twin_noise(g, TYPE_FX, heads * HS * R, 3, 1);
+    Twin out = twin_noise(g, TYPE_FX, rows * a.ld_out, 4, 1);
+    Twin rstd = c.norm ? twin_new(g, TYPE_F32, rows * heads) : twin_null();
+    Twin dout = twin_noise(g, TYPE_FX, rows * a.ld_out, 5, 1);
+    Twin dz = twin_noise(g, TYPE_FX, rows * a.ld_z, 6, 1);
+    Twin db = twin_noise(g, TYPE_F32, heads * HS * R, 7, 1);
+
+    o->lowrank_forward(cpu(out), rstd.cpu, cpu(s), cpu(z), cpu(b), &a);
+    g->lowrank_forward(gpu(out), (float *)rstd.gpu, gpu(s), gpu(z), gpu(b), &ga);
+    double tol = twin_tol(g, TYPE_FX, R + HS);
+    TWIN_CHECK(t, g, out, tol, 0);
+    if (c.norm) TWIN_CHECK(t, g, rstd, twin_tol(g, TYPE_F32, HS), 0);
+
+    o->lowrank_backward(cpu(ds), cpu(dz), db.cpu, cpu(dout), cpu(out), rstd.cpu, cpu(z), cpu(b),
+                        &a);
+    g->lowrank_backward(gpu(ds), gpu(dz), (float *)db.gpu, gpu(dout), gpu(out), (float *)rstd.gpu,
+                        gpu(z), gpu(b), &ga);
+    if (c.shared) TWIN_CHECK(t, g, ds, 3 * tol, 0);
+    TWIN_CHECK(t, g, dz, 3 * tol, 0);
+    TWIN_CHECK(t, g, db, is_bf16(g) ? 2 * 0x1p-8 : twin_tol(g, TYPE_F32, rows + HS), 0);
+    TWIN_FREE(t, g, &rope, &s, &ds, &z, &b, &out, &rstd, &dout, &dz, &db);
+    mem_free(table);
+}
+
+static void every_switch_matches(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        for (int bits = table_ / 2; bits < 8; bits += 3)
+            check_case(t, g, (Case){2, 11, 3, 16, 8, 0, bits & 1, bits & 2, bits & 4});
+    }
+}
+
+static void ranks_of_the_paper_match(TestCtx *t) {
+    const Ops *g;
+    static const int ranks[] = {16, 48, 56, 64, 72, 128};
+    FOR_EACH_TABLE(g) {
+        for (size_t i = (size_t)table_ / 2; i < sizeof ranks / sizeof ranks[0]; i += 3)
+            check_case(t, g, (Case){1, 33, 2, 128, ranks[i], 8, true, true, true});
+        check_case(t, g, (Case){1, 70, 1, 64, 24, 0, true, true, true});
+    }
+}
+
+static void odd_sizes_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        check_case(t, g, (Case){1, 9, 2, 10, 5, 1, true, true, true});
+        check_case(t, g, (Case){2, 3, 1, 7, 3, 3, true, false, true});
+        check_case(t, g, (Case){1, 5, 2, 9, 66, 0, false, false, false});
+        check_case(t, g, (Case){1, 3, 1, 200, 8, 0, true, true, true});
+    }
+}
+
+static void many_tokens_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) check_case(t, g, (Case){2, 300, 2, 16, 8, 0, true, true, true});
+}
+
+TEST_MAIN({"every_switch_matches", every_switch_matches},
+          {"ranks_of_the_paper_match", ranks_of_the_paper_match},
+          {"odd_sizes_match", odd_sizes_match}, {"many_tokens_match", many_tokens_match})
