@@ -63,7 +63,10 @@ CHECK_release = -O1 -fsanitize=thread
 CHECK_asan = -O1 -fsanitize=thread,undefined -fno-sanitize=alignment -fno-sanitize-recover=all
 CHECK_debug = -O0 -fsanitize=thread
 EMU_TEST_SRC := $(if $(shell command -v $(CXX)),$(wildcard test/kernels/cuda/test_*.c test/emu/test_*.cu))
-EMU_TESTS = $(addprefix $(BUILD)/check/,$(basename $(EMU_TEST_SRC)))
+# Whole models are too slow with every access checked.
+EMU_WHOLE = test/kernels/cuda/test_cuda_train
+EMU_TESTS = $(addprefix $(BUILD)/check/,$(filter-out $(EMU_WHOLE),$(basename $(EMU_TEST_SRC)))) \
+    $(if $(EMU_TEST_SRC),$(addprefix $(BUILD)/emu/,$(EMU_WHOLE)))
 
 .PHONY: all help info tests test asan check fuzz fuzzers format clean cuda emu
 all: $(BUILD)/train_gpt $(if $(filter 1,$(CUDA)),$(BUILD)/train_gptcu) ## build the trainer
@@ -97,10 +100,10 @@ $(BUILD)/$(1)/%.o: %.c
 endef
 $(foreach isa,$(ISAS),$(eval $(call ISA_RULE,$(isa))))
 # The run-time choice and the tests of every set know which sets were compiled.
-GEMM_TESTS = $(BUILD)/test/kernels/test_gemm $(BUILD)/test/kernels/test_gemm_tile
+GEMM_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/kernels/test_gemm*.c))
 $(BUILD)/kernels/ops_cpu.o $(GEMM_TESTS:%=%.o): CFLAGS_ALL += $(ISAS:%=-DHAVE_ISA_%)
 # A set for tests alone: the code for AVX-512 on processors without it.
-ISA_FLAGS_wide = $(if $(filter avx2,$(ISAS)),$(ISA_FLAGS_avx2)) -DLANES=16 -DA_PAIRS=1 -Wno-psabi
+ISA_FLAGS_wide = $(if $(filter avx2,$(ISAS)),$(ISA_FLAGS_avx2)) -DLANES=16 -DMR=12 -DA_PAIRS=1 -Wno-psabi
 $(eval $(call ISA_RULE,wide))
 WIDE_OBJ = $(patsubst %.c,$(BUILD)/wide/%.o,$(wildcard kernels/cpu/gemm*.c))
 $(GEMM_TESTS): $(WIDE_OBJ)
@@ -143,6 +146,9 @@ $(BUILD)/check/%.o: %.cu
 	$(CXX) -x c++ -c -o $@ $< $(filter-out $(OPT_$(MODE)),$(CXXFLAGS_ALL)) $(CHECK_$(MODE))
 TWIN = $(BUILD)/test/kernels/cuda/twin.o
 $(BUILD)/check/test/kernels/%: $(BUILD)/test/kernels/%.o $(TWIN) $(CHECK_OBJ) $(TEST_LIB) $(BUILD)/libgpt.a
+	@mkdir -p $(@D)
+	$(CXX) -o $@ $^ $(OPT_$(MODE)) $(LIBS)
+$(BUILD)/emu/test/kernels/%: $(BUILD)/test/kernels/%.o $(TWIN) $(EMU_OBJ) $(TEST_LIB) $(BUILD)/libgpt.a
 	@mkdir -p $(@D)
 	$(CXX) -o $@ $^ $(OPT_$(MODE)) $(LIBS)
 $(BUILD)/check/test/emu/%: $(BUILD)/check/test/emu/%.o $(EMU_RUN) $(TEST_LIB) $(BUILD)/libgpt.a

@@ -16,10 +16,9 @@ enum {
     K_CHUNK = 16 * KC,        // words
     A_CHUNK_WORDS = 2 << 20,  // 8 MiB
     B_CHUNK_WORDS = 4 << 20,  // 16 MiB
-    TILE_STRIPS =
-        120 / MR,  // rows of a tile: with KC words they fill a part of a second-level cache
+    TILE_STRIPS = 120 / MR,   // KC words of them fill a part of a second-level cache
     TILE_PANELS = 256 / NR,
-    SERIAL_WORK = 1 << 16,  // multiply-adds below which starting threads costs more than it gives
+    SERIAL_WORK = 1 << 19,  // below it starting threads costs more than it gives (see work_of)
 };
 
 typedef struct Plan {
@@ -52,7 +51,7 @@ static Plan plan_make(const GemmArgs *g, int threads) {
     Plan p = {.g = g, .threads = threads, .words = gemm_words(max_int(g->K, 0), g->type)};
     size_t M = (size_t)g->M, N = (size_t)g->N;
     p.height = (int)ceil_div(M, ceil_div(M, MR));
-    p.k_chunk = p.words ? even_chunk(p.words, K_CHUNK, KC) : KC;
+    p.k_chunk = p.words > KC ? even_chunk(p.words, K_CHUNK, KC) : (size_t)max_int((int)p.words, 1);
     size_t per_row = p.k_chunk * a_per_word(g->type);
     p.m_chunk = even_chunk(M, A_CHUNK_WORDS / per_row, (size_t)p.height);
     p.n_chunk = g->panels ? N : even_chunk(N, B_CHUNK_WORDS / p.k_chunk, NR);
@@ -192,10 +191,14 @@ static void plan_run(const Plan *p) {
     }
 }
 
+// Multiply-adds; with few rows, reading B takes as long as multiplying some would.
+static double work_of(const GemmArgs *g) {
+    return (double)g->N * g->K * max_int(g->M, 8);
+}
+
 void gemm(const GemmArgs *g) {
     if (g->M <= 0 || g->N <= 0) return;
-    double work = (double)g->M * g->N * g->K;
-    int threads = work < SERIAL_WORK ? 1 : available_threads();
+    int threads = work_of(g) < SERIAL_WORK ? 1 : available_threads();
     Plan p = plan_make(g, threads);
 #pragma omp parallel num_threads(threads)
     plan_run(&p);
@@ -205,10 +208,10 @@ void gemm(const GemmArgs *g) {
 void gemm_batched(const GemmArgs *g, int batch, size_t a_stride, size_t b_stride, size_t c_stride) {
     int threads = available_threads();
     double rounds = (double)ceil_div((size_t)max_int(batch, 1), (size_t)threads);
-    double work = (double)g->M * g->N * g->K;
+    double work = work_of(g);
     // Whole products to each thread unless that leaves more than a fifth of them idle and one
     // product is enough for all.
-    bool outer = batch > rounds * threads * 0.8 || work < 64.0 * SERIAL_WORK;
+    bool outer = batch > rounds * threads * 0.8 || work < 8.0 * SERIAL_WORK;
     if (work * batch < SERIAL_WORK) threads = 1;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (outer && threads > 1)
     for (int i = 0; i < batch; i++) {

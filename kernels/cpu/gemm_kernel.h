@@ -13,10 +13,12 @@
 
 // Register tile: MR rows x NR columns of accumulators, so that with NR/LANES vectors of B and one
 // of A everything stays in registers. 16 or 32 vector registers.
-#if defined(__AVX512F__) || defined(__aarch64__)
-    #define MR 12
-#else
-    #define MR 6
+#ifndef MR
+    #if defined(__AVX512F__) || defined(__aarch64__)
+        #define MR 12
+    #else
+        #define MR 6
+    #endif
 #endif
 #define NR (2 * LANES)
 // Words of K that are summed in registers before they are added to C. An NR strip of this length

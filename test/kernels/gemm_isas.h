@@ -2,6 +2,8 @@
 // compiled for tests only: 16 lanes and pairs of bf16, as on AVX-512, on a processor without them.
 #pragma once
 
+#include <stdlib.h>
+
 #include "kernels/cpu/gemm.h"
 #include "kernels/ops.h"
 #include "test/test.h"
@@ -65,6 +67,15 @@ typedef struct Isa {
 #define DECLARE_ROW(s, n) DECLARE(s)
 ALL(DECLARE_ROW)
 static const Isa isas[] = {ALL(ROW)};
+
+// Memory that ends where the array does (mem_alloc rounds up), so that a sanitizer sees any access
+// beyond it. Freed with free().
+static inline float *exact_floats(size_t n, uint64_t seed) {
+    float *p = malloc(n ? n * sizeof(float) : 1);
+    if (!p) die("out of memory");
+    test_noise(p, n, seed, 1);
+    return p;
+}
 
 // Runs a test for each set that this processor has.
 typedef void IsaTest(TestCtx *t, const Isa *isa);
