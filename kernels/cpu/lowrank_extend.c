@@ -129,28 +129,39 @@ static void shared_tile(const Plan *p, Memory *m, int b, int key, int n_keys) {
     if (c->shared_z && c->r) latent_values(p, m, b, 0, key, n_keys);
 }
 
-// Bias and rotation of LANES positions, in place; returns the sum of squares of each key.
-static VecF finish_keys(float *k, const float *rope, const float *bias, int HS, size_t ld) {
+// What is added to and done with the keys of LANES positions; rows are ld apart, pointers may be
+// NULL.
+typedef struct Finish {
+    const float *shared, *rope;  // (HS, ld)
+    const float *bias;           // (HS)
+    int HS;
+    size_t ld;
+} Finish;
+
+static inline VecF finished(const Finish *f, const float *k, int i) {
+    VecF x = vec_load(k + (size_t)i * f->ld);
+    if (f->shared) x += vec_load(f->shared + (size_t)i * f->ld);
+    if (f->bias) x += f->bias[i];
+    return x;
+}
+
+// In place; returns the sum of squares of each key.
+static VecF finish_keys(float *k, const Finish *f) {
     VecF sum = {0};
-    if (!rope) {
-        for (int i = 0; i < HS; i++) {
-            VecF x = vec_load(k + (size_t)i * ld) + (bias ? bias[i] : 0);
-            vec_store(k + (size_t)i * ld, x);
-            sum += x * x;
-        }
-        return sum;
-    }
-    int half = HS / 2;
+    int half = f->rope ? f->HS / 2 : 0;
     for (int i = 0; i < half; i++) {
-        float *k1 = k + (size_t)i * ld, *k2 = k1 + (size_t)half * ld;
-        VecF x1 = vec_load(k1) + (bias ? bias[i] : 0),
-             x2 = vec_load(k2) + (bias ? bias[i + half] : 0);
-        VecF cosine = vec_load(rope + (size_t)(2 * i) * ld);
-        VecF sine = vec_load(rope + (size_t)(2 * i + 1) * ld);
+        VecF x1 = finished(f, k, i), x2 = finished(f, k, i + half);
+        VecF cosine = vec_load(f->rope + (size_t)(2 * i) * f->ld);
+        VecF sine = vec_load(f->rope + (size_t)(2 * i + 1) * f->ld);
         VecF y1 = x1 * cosine + x2 * sine, y2 = x2 * cosine - x1 * sine;
-        vec_store(k1, y1);
-        vec_store(k2, y2);
+        vec_store(k + (size_t)i * f->ld, y1);
+        vec_store(k + (size_t)(i + half) * f->ld, y2);
         sum += y1 * y1 + y2 * y2;
+    }
+    for (int i = 2 * half; i < f->HS; i++) {
+        VecF x = finished(f, k, i);
+        vec_store(k + (size_t)i * f->ld, x);
+        sum += x * x;
     }
     return sum;
 }
@@ -160,20 +171,21 @@ static void build_keys(const Plan *p, Memory *m, int head, const float *z) {
     const LowRankCache *c = p->c;
     size_t HS = (size_t)p->a.HS, panel = (size_t)p->panel;
     const float *bk = (const float *)c->bk + (size_t)head * HS * (size_t)c->ld_b;
-    const float *bias = c->bias_k ? c->bias_k + (size_t)head * HS : NULL;
     for (size_t i = 0; i < TILE_K; i += panel) {
         float *k = m->kt + i * HS;
-        if (c->ks) memcpy(k, m->ks_t + i * HS, HS * panel * sizeof(float));
-        gemm_tile(k, panel, bk, (size_t)c->ld_b, 1, z + i, TILE_K, p->a.HS, p->panel, c->r, c->ks);
-        for (size_t j = 0; j < panel && (c->rope || bias || c->norm); j += LANES) {
-            VecF sum =
-                finish_keys(k + j, c->rope ? m->rope_t + i * HS + j : NULL, bias, p->a.HS, panel);
-            vec_store(m->factor + i + j, sum);
+        gemm_tile(k, panel, bk, (size_t)c->ld_b, 1, z + i, TILE_K, p->a.HS, p->panel, c->r, false);
+        for (size_t j = 0; j < panel; j += LANES) {
+            Finish f = {.HS = p->a.HS, .ld = panel};
+            if (c->ks) f.shared = m->ks_t + i * HS + j;
+            if (c->rope) f.rope = m->rope_t + i * HS + j;
+            if (c->bias_k) f.bias = c->bias_k + (size_t)head * HS;
+            vec_store(m->factor + i + j, finish_keys(k + j, &f));
         }
     }
-    for (int i = 0; i < TILE_K; i++)
-        m->factor[i] =
-            c->norm ? p->a.scale / sqrtf(m->factor[i] / (float)p->a.HS + c->eps) : p->a.scale;
+    for (int i = 0; i < TILE_K; i++) {
+        float squares = m->factor[i] / (float)p->a.HS;
+        m->factor[i] = c->norm ? p->a.scale / sqrtf(squares + c->eps) : p->a.scale;
+    }
 }
 
 // The rows of one head of a block.

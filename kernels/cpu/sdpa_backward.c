@@ -97,8 +97,9 @@ static void pair_gradient(const Backward *w, const Tiles *t, int b, int h, int t
         w->q + (size_t)b * a->q_batch + (size_t)h * a->q_head + (size_t)t0 * a->q_token;
     const float *dout =
         w->dout + (size_t)b * a->o_batch + (size_t)h * a->o_head + (size_t)t0 * a->o_token;
-    product(t->p, TILE_K, q, a->q_token, 1, t->kt, a->HS, n, TILE_K, a->HS, false);
-    product(t->ds, TILE_K, dout, a->o_token, 1, t->vt, a->HV, n, TILE_K, a->HV, false);
+    int keys = (int)round_up((size_t)min_int(TILE_K, a->Tk - key), LANES);
+    product(t->p, TILE_K, q, a->q_token, 1, t->kt, a->HS, n, keys, a->HS, false);
+    product(t->ds, TILE_K, dout, a->o_token, 1, t->vt, a->HV, n, keys, a->HV, false);
     size_t row = ((size_t)b * (size_t)a->NH + (size_t)h) * (size_t)a->Tq + (size_t)t0;
     for (int i = 0; i < n; i++) {
         int seen = t0 + i - key + 1;

@@ -56,14 +56,20 @@ static void add_values(const RowBlock *b, const KvHead *kv, TileSpan t, const vo
 }
 
 void rows_attend(const RowBlock *b, const KvHead *kv, int first_key, int end) {
-    size_t k_size = kv->type == TYPE_BF16 ? 2 : 4;
+    size_t size = kv->type == TYPE_BF16 ? 2 : 4;
+    bool ahead = b->panel == PANEL;  // there is work behind which memory can hide
     for (int key = first_key; key < end; key += TILE_K) {
         TileSpan t = tile_span(b, key, end);
-        tile_transpose(kv->kt, b->panel, (const char *)kv->k + (size_t)key * kv->k_token * k_size,
-                       kv->type, kv->k_token, t.n_keys, b->HS);
+        const char *k = (const char *)kv->k + (size_t)key * kv->k_token * size;
+        const char *v = (const char *)kv->v + (size_t)key * kv->v_token * size;
+        tile_transpose(kv->kt, b->panel, k, kv->type, kv->k_token, t.n_keys, b->HS);
+        if (ahead) tile_prefetch(v, kv->type, kv->v_token, t.n_keys, kv->HV);
         rows_scores(b, t, kv->kt);
         rows_softmax(b, t, kv->factor);
-        add_values(b, kv, t, (const char *)kv->v + (size_t)key * kv->v_token * k_size);
+        if (ahead && key + TILE_K < end)
+            tile_prefetch(k + TILE_K * kv->k_token * size, kv->type, kv->k_token,
+                          min_int(TILE_K, end - key - TILE_K), b->HS);
+        add_values(b, kv, t, v);
     }
 }
 

@@ -12,15 +12,6 @@
     #define UNROLL_LANES _Pragma("GCC unroll 16")
 #endif
 
-typedef uint16_t VecHU __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-
-// The type is a constant wherever this is inlined.
-static inline VecF load_lanes(const void *src, ElemType type, size_t i) {
-    if (type == TYPE_F32) return vec_load((const float *)src + i);
-    VecHU h = *(const VecHU *)(const void *)((const uint16_t *)src + i);
-    return (VecF)(__builtin_convertvector(h, VecU) << 16);
-}
-
 static inline VecF load_some(const void *src, ElemType type, size_t i, int n) {
     VecF v = {0};
     for (int j = 0; j < n; j++) {
@@ -63,73 +54,112 @@ static inline void transpose_lanes(VecF *v) {
 #endif
 }
 
-static inline void transpose(float *dst, int panel, const void *src, ElemType type, size_t ld,
-                             int rows, int cols) {
-    for (int r = 0; r < TILE_K; r += LANES) {
-        int n = min_int(LANES, rows - r);
-        float *column = dst + (size_t)(r / panel) * (size_t)panel * (size_t)cols + r % panel;
-        for (int c = 0; c < cols; c += LANES) {
-            int wide = min_int(LANES, cols - c);
-            VecF v[LANES];
-            size_t at = (size_t)r * ld + (size_t)c;
-            if (n == LANES && wide == LANES) {
-                UNROLL_LANES for (int i = 0; i < LANES; i++) v[i] =
-                    load_lanes(src, type, at + (size_t)i * ld);
-            } else {
-                for (int i = 0; i < LANES; i++)
-                    v[i] = i < n ? load_some(src, type, at + (size_t)i * ld, wide) : (VecF){0};
-            }
-            transpose_lanes(v);
-            float *to = column + (size_t)c * (size_t)panel;
-            if (wide == LANES) {
-                UNROLL_LANES for (int i = 0; i < LANES; i++) vec_store(to + i * panel, v[i]);
-            } else {
-                for (int i = 0; i < wide; i++)
-                    vec_store(to + i * panel, v[i]);
-            }
-        }
+// LANES rows x LANES columns.
+static inline void block_f32(float *to, int panel, const float *src, size_t ld) {
+    VecF v[LANES];
+    UNROLL_LANES for (int i = 0; i < LANES; i++) v[i] = vec_load(src + (size_t)i * ld);
+    transpose_lanes(v);
+    UNROLL_LANES for (int i = 0; i < LANES; i++) vec_store(to + i * panel, v[i]);
+}
+
+// Pairs of bf16 anywhere.
+typedef float VecPairs __attribute__((vector_size(LANES * 4), aligned(2), may_alias));
+
+// LANES rows x 2*LANES columns: pairs of columns travel as words and part at the end.
+static inline void block_bf16(float *to, int panel, const uint16_t *src, size_t ld) {
+    VecF v[LANES];
+    UNROLL_LANES for (int i = 0; i < LANES; i++) v[i] =
+        *(const VecPairs *)(const void *)(src + (size_t)i * ld);
+    transpose_lanes(v);
+    UNROLL_LANES for (int i = 0; i < LANES; i++) {
+        vec_store(to + 2 * i * panel, (VecF)((VecU)v[i] << 16));
+        vec_store(to + (2 * i + 1) * panel, (VecF)((VecU)v[i] & 0xffff0000u));
     }
+}
+
+// rows <= LANES, cols <= LANES; zeros for the rows that are missing.
+static void block_edge(float *to, int panel, const void *src, ElemType type, size_t ld, int rows,
+                       int cols) {
+    VecF v[LANES];
+    for (int i = 0; i < LANES; i++) {
+        size_t at = (size_t)i * ld;
+        if (i >= rows)
+            v[i] = (VecF){0};
+        else if (type == TYPE_F32 && cols == LANES)
+            v[i] = vec_load((const float *)src + at);
+        else
+            v[i] = load_some(src, type, at, cols);
+    }
+    transpose_lanes(v);
+    for (int i = 0; i < cols; i++)
+        vec_store(to + i * panel, v[i]);
+}
+
+static inline const char *element(const void *p, ElemType type, size_t i) {
+    return (const char *)p + i * (type == TYPE_BF16 ? 2 : 4);
 }
 
 void tile_transpose(float *dst, int panel, const void *src, ElemType type, size_t ld, int rows,
                     int cols) {
-    if (type == TYPE_BF16)
-        transpose(dst, panel, src, TYPE_BF16, ld, rows, cols);
-    else
-        transpose(dst, panel, src, TYPE_F32, ld, rows, cols);
-}
-
-static inline void load_row(float *dst, const void *src, ElemType type, size_t at, int n) {
-    int i = 0;
-    for (; i + LANES <= n; i += LANES)
-        vec_store(dst + i, load_lanes(src, type, at + (size_t)i));
-    if (i < n) vec_store_n(dst + i, load_some(src, type, at + (size_t)i, n - i), n - i);
-}
-
-static inline void panels(float *dst, int height, const void *src, ElemType type, size_t ld,
-                          int rows, int cols) {
-    for (int r = 0; r < rows; r++) {
-        for (int c = 0; c < cols; c += PANEL)
-            load_row(dst + (size_t)c * (size_t)height + (size_t)r * PANEL, src, type,
-                     (size_t)r * ld + (size_t)c, min_int(PANEL, cols - c));
+    int step = type == TYPE_BF16 ? 2 * LANES : LANES, whole = cols / step * step;
+    for (int r = 0; r < rows; r += LANES) {
+        int n = min_int(LANES, rows - r), c = 0;
+        float *to = dst + (size_t)(r / panel) * (size_t)panel * (size_t)cols + r % panel;
+        const char *row = element(src, type, (size_t)r * ld);
+        if (n == LANES) {
+            for (; c < whole; c += step) {
+                float *at = to + (size_t)c * (size_t)panel;
+                const void *from = element(row, type, (size_t)c);
+                if (type == TYPE_BF16)
+                    block_bf16(at, panel, from, ld);
+                else
+                    block_f32(at, panel, from, ld);
+            }
+        }
+        for (; c < cols; c += LANES)
+            block_edge(to + (size_t)c * (size_t)panel, panel, element(row, type, (size_t)c), type,
+                       ld, n, min_int(LANES, cols - c));
     }
+}
+
+// dst = n values of src in fp32; inlined, so that n is a constant where it can be.
+static inline void load_row(float *dst, const void *src, ElemType type, int n) {
+    if (type != TYPE_BF16) {
+        memcpy(dst, src, (size_t)n * sizeof(float));
+        return;
+    }
+    WordU *to = (WordU *)dst;
+    const uint16_t *from = src;
+    for (int i = 0; i < n; i++)
+        to[i] = (uint32_t)from[i] << 16;
 }
 
 void tile_panels(float *dst, int height, const void *src, ElemType type, size_t ld, int rows,
                  int cols) {
-    if (type == TYPE_BF16)
-        panels(dst, height, src, TYPE_BF16, ld, rows, cols);
-    else
-        panels(dst, height, src, TYPE_F32, ld, rows, cols);
+    for (int r = 0; r < rows; r++) {
+        const char *row = element(src, type, (size_t)r * ld);
+        float *to = dst + (size_t)r * PANEL;
+        int c = 0;
+        for (; c + PANEL <= cols; c += PANEL)
+            load_row(to + (size_t)c * (size_t)height, element(row, type, (size_t)c), type, PANEL);
+        if (c < cols)
+            load_row(to + (size_t)c * (size_t)height, element(row, type, (size_t)c), type,
+                     cols - c);
+    }
 }
 
 void tile_rows(float *dst, const void *src, ElemType type, size_t ld, int rows, int cols) {
+    for (int r = 0; r < rows; r++)
+        load_row(dst + (size_t)r * (size_t)cols, element(src, type, (size_t)r * ld), type, cols);
+}
+
+void tile_prefetch(const void *src, ElemType type, size_t ld, int rows, int cols) {
+    enum { LINE = 64 };
     for (int r = 0; r < rows; r++) {
-        float *row = dst + (size_t)r * (size_t)cols;
-        if (type == TYPE_BF16)
-            load_row(row, src, TYPE_BF16, (size_t)r * ld, cols);
-        else
-            load_row(row, src, TYPE_F32, (size_t)r * ld, cols);
+        const char *row = element(src, type, (size_t)r * ld),
+                   *end = element(row, type, (size_t)cols);
+        for (; row < end; row += LINE)
+            __builtin_prefetch(row);
     }
 }
 

@@ -17,6 +17,7 @@
 #define tile_transpose ISA_FN(tile_transpose)
 #define tile_panels    ISA_FN(tile_panels)
 #define tile_rows      ISA_FN(tile_rows)
+#define tile_prefetch  ISA_FN(tile_prefetch)
 #define rows_begin     ISA_FN(rows_begin)
 #define rows_scores    ISA_FN(rows_scores)
 #define rows_softmax   ISA_FN(rows_softmax)
@@ -44,8 +45,8 @@ static inline int panel_for(int rows) {
 }
 
 // dst (cols, TILE_K) in panels = transpose of src (rows, cols), rows ld apart, rows <= TILE_K. The
-// columns from `rows` on are zero, and nothing behind row `rows` is read.
-// type: TYPE_F32 or TYPE_BF16.
+// columns from `rows` to the next multiple of LANES are zero, those behind it undefined, and
+// nothing behind row `rows` is read. type: TYPE_F32 or TYPE_BF16.
 void tile_transpose(float *dst, int panel, const void *src, ElemType type, size_t ld, int rows,
                     int cols);
 // dst (rows, cols) in fp32 = src, in panels of PANEL columns with room for `height` rows; the
@@ -54,6 +55,9 @@ void tile_panels(float *dst, int height, const void *src, ElemType type, size_t 
                  int cols);
 // dst (rows, cols) in fp32 = src, without panels.
 void tile_rows(float *dst, const void *src, ElemType type, size_t ld, int rows, int cols);
+
+// Brings src (rows, cols) towards the cache: rows lie too far apart for the hardware to foresee.
+void tile_prefetch(const void *src, ElemType type, size_t ld, int rows, int cols);
 
 // Query rows that walk over tiles together. Row r sees keys 0..limit[r]-1; limits never decrease.
 // o, m, l hold the state of the softmax; scores is scratch.
