@@ -1,9 +1,9 @@
 // cmd_eval.c - train_gpt eval: loss, perplexity and bits per byte over shards or raw text.
-#include "data/dataloader.h"
 #include "gpt/cli.h"
 #include "gpt/evaluate.h"
 #include "gpt/load.h"
 
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -19,7 +19,8 @@ enum { N_OPTIONS = 5, REST_MAX = 64, TEXT_MAX_BYTES = 1 << 30, BATCH_TOKENS = 40
 static void options(Option *out, EvalCommand *e) {
     const Option rows[N_OPTIONS] = {
         {"--data", NULL, OPT_LIST, &e->data, 0, 0, "PATH",
-         "text file, or .bin shards (globs may be quoted); may be given several times"},
+         "text file, or .bin shards (globs may be quoted; whole sequences only); may be given "
+         "several times"},
         {"--tokens", NULL, OPT_INT, &e->tokens, 0, 9e15, "N", "score at most N tokens; 0: all"},
         {"--batch", NULL, OPT_INT, &e->batch, 0, 65536, "B", "sequences side by side; 0: chosen"},
         {"--device", NULL, OPT_TEXT, &e->device, 0, 0, "NAME", "auto, cpu or cuda"},
@@ -35,29 +36,9 @@ static bool is_shard(const char *path) {
 
 static bool eval_shards(const Loaded *l, const char *pattern, int64_t max_tokens, EvalSum *sum,
                         Error *err) {
-    Model *m = l->m;
-    int B = m->B, T = m->T;
-    DataLoaderOptions o = {.patterns = pattern, .seq_len = T, .n_vocab = m->V};
+    DataLoaderOptions o = {.patterns = pattern, .seq_len = l->m->T, .n_vocab = l->m->V};
     DataLoader *d = dataloader_open(&o, err);
-    if (!d) return false;
-    int64_t n = dataloader_info(d).n_samples;
-    if (max_tokens > 0 && (max_tokens + T - 1) / T < n) n = (max_tokens + T - 1) / T;
-    int *ids = mem_alloc((size_t)B * (size_t)T, sizeof(int)),
-        *targets = mem_alloc((size_t)B * (size_t)T, sizeof(int));
-    bool ok = true;
-    for (int64_t at = 0; ok && at < n; at += B) {
-        int rows = at + B <= n ? B : (int)(n - at);
-        for (size_t i = 0; i < (size_t)B * (size_t)T; i++)
-            ids[i] = 0, targets[i] = -1;
-        ok = dataloader_read(d, at, rows, ids, targets, err);
-        // The last sequence may reach beyond the tokens asked for.
-        int64_t over = max_tokens > 0 ? (at + rows) * (int64_t)T - max_tokens : 0;
-        for (int64_t i = 0; i < over; i++)
-            targets[(int64_t)rows * T - 1 - i] = -1;
-        if (ok) eval_batch(m, l->tok, ids, targets, sum);
-    }
-    mem_free(ids);
-    mem_free(targets);
+    bool ok = d && eval_loader(l->m, l->tok, d, max_tokens, sum, err);
     dataloader_close(d);
     return ok;
 }
@@ -109,6 +90,9 @@ static bool run(const EvalCommand *e, Loaded *l, Error *err) {
     Config *c = &l->m->cfg;
     int T = c->model.seq_len, B = e->batch ? (int)e->batch : max_int(1, BATCH_TOKENS / T);
     EvalSum sum = {0};
+    if ((int64_t)B * T > INT_MAX)
+        return error_set(err, "--batch %d times model.seq_len %d is more than %d tokens at once", B,
+                         T, INT_MAX);
     model_alloc_acts(l->m, B, T);
     for (int i = 0; i < e->data.n; i++) {
         const char *path = e->data.text[i];

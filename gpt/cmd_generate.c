@@ -43,7 +43,7 @@ static void options(Option *out, GenerateCommand *g) {
          "the prompt; without it, or as -, standard input"},
         {"--prompt-file", NULL, OPT_TEXT, &g->prompt_file, 0, 0, "FILE", "the prompt from a file"},
         {"--tokens", "-n", OPT_INT, &g->o.tokens, -1, 1e9, "N",
-         "most new tokens; -1: until the end of text or of the context; 0: only the prompt"},
+         "most new tokens; -1: until the end of text or of the context; 0: none"},
         {"--temperature", NULL, OPT_REAL, &s->temperature, 0, 1e9, "X",
          "0 takes the likeliest token"},
         {"--top-k", NULL, OPT_INT, &s->top_k, 0, 1e9, "K", "keep the K likeliest tokens; 0: all"},
@@ -123,7 +123,7 @@ static double rate(int64_t n, double seconds) {
 
 static void print_stats(const GenerateStats *s, const GenerateCommand *g, int L) {
     double prompt = rate(s->prompt_tokens, s->prefill_seconds);
-    double tokens = rate(s->decode_steps * g->o.samples, s->decode_seconds);
+    double tokens = rate(s->decoded, s->decode_seconds);
     if (g->json) {
         fprintf(
             stderr,

@@ -42,6 +42,29 @@ void eval_ids(Model *m, const Tokenizer *tok, const int *ids, size_t n, int64_t 
     mem_free(targets);
 }
 
+bool eval_loader(Model *m, const Tokenizer *tok, DataLoader *data, int64_t max_tokens, EvalSum *sum,
+                 Error *err) {
+    int64_t n = dataloader_info(data).n_samples, T = m->T;
+    if (max_tokens > 0 && (max_tokens - 1) / T + 1 < n) n = (max_tokens - 1) / T + 1;
+    size_t micro = (size_t)m->B * (size_t)T;
+    int *ids = mem_alloc(micro, sizeof(int)), *targets = mem_alloc(micro, sizeof(int));
+    bool ok = true;
+    for (int64_t at = 0; ok && at < n; at += m->B) {
+        int rows = at + m->B <= n ? m->B : (int)(n - at);
+        for (size_t i = 0; i < micro; i++)
+            ids[i] = 0, targets[i] = -1;
+        ok = dataloader_read(data, at, rows, ids, targets, err);
+        // The last sample may reach beyond the tokens asked for.
+        int64_t over = max_tokens > 0 ? (at + rows) * T - max_tokens : 0;
+        for (int64_t i = 0; i < over; i++)
+            targets[rows * T - 1 - i] = -1;
+        if (ok) eval_batch(m, tok, ids, targets, sum);
+    }
+    mem_free(ids);
+    mem_free(targets);
+    return ok;
+}
+
 double eval_loss(const EvalSum *s) {
     return s->tokens ? s->nats / (double)s->tokens : (double)NAN;
 }

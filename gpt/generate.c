@@ -41,29 +41,34 @@ static bool prompt_ids(const Tokenizer *tok, const char *prompt, size_t n, Token
     return true;
 }
 
-static bool check_lengths(Generation *g, const TokenIds *prompt, Error *err) {
-    int64_t context = g->m->cfg.model.seq_len;
+static bool check_ids(const Model *m, const TokenIds *prompt, const GenerateOptions *o,
+                      Error *err) {
+    int64_t context = m->cfg.model.seq_len;
     for (size_t i = 0; i < prompt->n; i++) {
-        if (prompt->ids[i] >= g->m->V) {
+        if (prompt->ids[i] >= m->V) {
             return error_set(err,
                              "the tokenizer gave id %d, the model's vocabulary has %d; they do not "
                              "belong together",
-                             prompt->ids[i], g->m->V);
+                             prompt->ids[i], m->V);
         }
     }
-    bool full =
-        (int64_t)prompt->n > context || ((int64_t)prompt->n == context && g->o->tokens != 0);
-    if (full) {
-        return error_set(
-            err,
-            "the prompt has %zu tokens and the context holds %lld, which leaves no room "
-            "for an answer; shorten the prompt",
-            prompt->n, (long long)context);
-    }
-    g->n_prompt = (int)prompt->n;
-    int64_t room = context - g->n_prompt;
-    g->limit = g->o->tokens < 0 || g->o->tokens > room ? room : g->o->tokens;
-    return true;
+    bool full = (int64_t)prompt->n > context || ((int64_t)prompt->n == context && o->tokens != 0);
+    if (!full) return true;
+    return error_set(err,
+                     "the prompt has %zu tokens and the context holds %lld, which leaves no room "
+                     "for an answer; shorten the prompt",
+                     prompt->n, (long long)context);
+}
+
+bool generate_check(const Model *m, const Tokenizer *tok, const char *prompt, size_t n,
+                    const GenerateOptions *o, Error *err) {
+    TokenIds ids = {0};
+    Sampler sampler = {0};
+    bool ok = prompt_ids(tok, prompt, n, &ids, err) && check_ids(m, &ids, o, err) &&
+              sampler_init(&sampler, &o->sample, m->V, err);
+    sampler_free(&sampler);
+    token_ids_free(&ids);
+    return ok;
 }
 
 // Prefills one row in chunks; its last logits and its cache go to every sample.
@@ -120,12 +125,23 @@ static bool advance(Generation *g, int b, int64_t step, int *id, Error *err) {
     return true;
 }
 
+// What cancelled sequences still hold back: the start of a stop string, half a character.
+static void finish_cancelled(Generation *g) {
+    for (int b = 0; b < (int)g->o->samples; b++) {
+        Buf out = {0};
+        if (!g->seq[b].finish) textout_finish(&g->seq[b].text, &out);
+        show(g, b, &out);
+        buf_free(&out);
+    }
+}
+
 static bool decode(Generation *g, const volatile int *cancel, Error *err) {
     int B = (int)g->o->samples;
     int *ids = mem_alloc((size_t)B, sizeof(int)), *n_new = mem_alloc((size_t)B, sizeof(int));
     double start = now_seconds();
     bool ok = true, running = g->limit > 0;
     for (int64_t step = 0; ok && running && !(cancel && *cancel); step++) {
+        int64_t n_decoded = 0;
         running = false;
         for (int b = 0; b < B && ok; b++) {
             n_new[b] = 0;
@@ -133,11 +149,13 @@ static bool decode(Generation *g, const volatile int *cancel, Error *err) {
             ok = advance(g, b, step, &ids[b], err);
             n_new[b] = g->seq[b].finish ? 0 : 1;
             running = running || n_new[b];
+            n_decoded += n_new[b];
         }
         if (!ok || !running) break;
         model_extend(g->m, g->cache, ids, 1, n_new, g->logits, false);
-        g->stats->decode_steps++;
+        g->stats->decoded += n_decoded;
     }
+    finish_cancelled(g);
     g->stats->decode_seconds = now_seconds() - start;
     mem_free(ids);
     mem_free(n_new);
@@ -160,9 +178,12 @@ bool generate_text(Model *m, const Tokenizer *tok, const char *prompt, size_t n,
     *stats = (GenerateStats){0};
     Generation g = {.m = m, .tok = tok, .o = o, .emit = emit, .ctx = ctx, .stats = stats};
     TokenIds ids = {0};
-    bool ok = prompt_ids(tok, prompt, n, &ids, err) && check_lengths(&g, &ids, err) &&
+    bool ok = prompt_ids(tok, prompt, n, &ids, err) && check_ids(m, &ids, o, err) &&
               sampler_init(&g.sampler, &o->sample, m->V, err);
     if (ok) {
+        int64_t room = m->cfg.model.seq_len - (int64_t)ids.n;
+        g.n_prompt = (int)ids.n;
+        g.limit = o->tokens < 0 || o->tokens > room ? room : o->tokens;
         size_t B = (size_t)o->samples;
         g.seq = mem_alloc(B, sizeof(Sequence));
         g.logits = mem_alloc(B * (size_t)m->V, sizeof(float));

@@ -19,16 +19,22 @@ typedef struct GenerateOptions {
 typedef struct GenerateStats {
     int64_t prompt_tokens, generated;  // generated: over all samples
     double prefill_seconds, decode_seconds;
-    int64_t decode_steps;
+    int64_t decoded;       // tokens whose successor was computed in decode_seconds
     size_t cache_bytes;    // allocated
     int64_t cache_values;  // per token and layer
     int cache_rows, cache_length;
-    const char *finish;  // of the first sample: "length", "end of text", "stop", "context"
+    const char
+        *finish;  // of the first sample: "length", "end of text", "stop", "context", "cancelled"
 } GenerateStats;
 
 // Receives text of a sample as it becomes showable: whole UTF-8 characters, nothing of a stop
 // string.
 typedef void GenerateEmit(void *ctx, int sample, const char *text, size_t n);
+
+// Whether the prompt can be answered: it has tokens, they are the model's, they leave room, and the
+// options are in range.
+bool generate_check(const Model *m, const Tokenizer *tok, const char *prompt, size_t n,
+                    const GenerateOptions *o, Error *err);
 
 // prompt[0..n) is encoded without special tokens. An empty prompt starts from the end-of-text
 // token. A prompt that leaves no room in the context is a sentence with both counts. cancel (may be

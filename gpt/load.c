@@ -97,6 +97,7 @@ bool loaded_open(Loaded *l, const char *path, const char *const *overrides, int 
     Config c;
     l->model_path = model_file(path, err);
     bool ok = l->model_path && read_config(&c, l->model_path, err);
+    c.train.threads = 0;  // a matter of this machine, not of the one that trained
     for (int i = 0; ok && i < n; i++)
         ok = config_override(&c, overrides[i], err);
     ok = ok && config_finish(&c, err);
@@ -104,6 +105,7 @@ bool loaded_open(Loaded *l, const char *path, const char *const *overrides, int 
     // shape.
     const Ops *ops = ok ? program_ops(p, device, (ElemType)c.train.compute, err) : NULL;
     if (ops) {
+        program_threads(c.train.threads);
         l->m = model_create(&c, ops, false);
         ok = load_weights(l, err) && load_tokenizer(l, err);
     }

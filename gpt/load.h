@@ -13,8 +13,9 @@ typedef struct Loaded {
 } Loaded;
 
 // path: a run directory (its newest good checkpoint), a step directory, or a .safetensors file.
-// overrides[0..n) are "section.field=value" for settings that do not change the model. The device
-// is a name for program_ops. The model is ready for model_extend; activations are the caller's.
+// overrides[0..n) are "section.field=value" for settings that do not change the model.
+// train.threads is that of the overrides, else all. The device is a name for program_ops. The model
+// is ready for model_extend; activations are the caller's.
 bool loaded_open(Loaded *l, const char *path, const char *const *overrides, int n, const Program *p,
                  const char *device, Error *err);
 void loaded_close(Loaded *l);

@@ -4,6 +4,9 @@
 #include "gpt/config.h"
 
 #include <string.h>
+#ifdef _OPENMP
+    #include <omp.h>
+#endif
 
 typedef struct Command {
     const char *name, *usage, *summary;
@@ -108,4 +111,12 @@ const Ops *program_ops(const Program *p, const char *device, ElemType act, Error
     error_set(err, "--device %s: this program was built for %s", device, names.text);
     buf_free(&names);
     return NULL;
+}
+
+void program_threads(int n) {
+#ifdef _OPENMP
+    if (n > 0) omp_set_num_threads(n);
+#else
+    if (n > 1) warn("built without OpenMP: train.threads %d has no effect", n);
+#endif
 }

@@ -26,6 +26,10 @@ int gpt_main(int argc, char **argv, const Program *p);
 // The table for --device NAME; "auto" takes the first device that opens.
 const Ops *program_ops(const Program *p, const char *device, ElemType act, Error *err);
 
+// Threads of all computing from now on; 0: as OpenMP chooses, one for each core or OMP_NUM_THREADS.
+// Results do not depend on it.
+void program_threads(int n);
+
 // Subcommands: argv[0..argc) are the arguments behind the name. With help set they print their help
 // to stdout and do nothing else.
 typedef int CommandMain(const Program *p, int argc, char **argv, bool help);

@@ -3,13 +3,11 @@
 #include "gpt/train.h"
 
 #include "gpt/plan.h"
+#include "gpt/run.h"
 
 #include <math.h>
 #include <signal.h>
 #include <string.h>
-#ifdef _OPENMP
-    #include <omp.h>
-#endif
 
 // Set by the signal handler; the loop ends after the step under way. The only state of its kind: a
 // handler has no other way to speak.
@@ -37,7 +35,13 @@ static DataLoader *open_data(const Config *c, const char *patterns, bool shuffle
 
 static bool open_tokenizer(Trainer *t, Error *err) {
     const char *path = t->cfg.data.tokenizer;
-    if (!path[0]) return true;
+    if (!path[0]) {
+        if (!t->cfg.train.sample_every) return true;
+        return error_set(err,
+                         "train.sample_every is %lld but data.tokenizer is empty: samples of "
+                         "text need the tokenizer; name it or set train.sample_every=0",
+                         (long long)t->cfg.train.sample_every);
+    }
     t->tok = tokenizer_load(path, err);
     if (!t->tok) return false;
     int n = tokenizer_n_ids(t->tok), V = t->cfg.model.vocab_size;
@@ -45,8 +49,15 @@ static bool open_tokenizer(Trainer *t, Error *err) {
         return error_set(err, "%s: has %d ids and model.vocab_size is %d; set model.vocab_size=%d",
                          path, n, V, n);
     }
+    return true;
+}
+
+// What the ids in this directory mean, for generate and eval. A run that goes on has the tokenizer
+// it began with (check_same_data); one that begins takes over nobody else's.
+static bool keep_tokenizer(const Trainer *t, Error *err) {
+    if (!t->tok) return true;
     char *copy = rundir_file(&t->run, "tokenizer.json");
-    bool ok = file_exists(copy) || tokenizer_save(t->tok, copy, err);
+    bool ok = (t->run.checkpoint && file_exists(copy)) || tokenizer_save(t->tok, copy, err);
     mem_free(copy);
     return ok;
 }
@@ -103,14 +114,6 @@ static bool start_or_resume(Trainer *t, Error *err) {
     return true;
 }
 
-static void set_threads(int n) {
-#ifdef _OPENMP
-    if (n > 0) omp_set_num_threads(n);
-#else
-    if (n > 1) warn("built without OpenMP: train.threads %d has no effect", n);
-#endif
-}
-
 static bool measure(Trainer *t, Error *err) {
     Plan plan;
     Peaks peaks;
@@ -124,7 +127,7 @@ static bool measure(Trainer *t, Error *err) {
 
 static bool open_all(Trainer *t, RunStart start, Error *err) {
     const Config *c = &t->cfg;
-    set_threads(c->train.threads);
+    program_threads(c->train.threads);
     if (!rundir_open(&t->run, c->checkpoint.dir, c, start, err)) return false;
     if (t->run.notes.n) warn("%s", t->run.notes.text);
     if (!open_tokenizer(t, err) || !open_loaders(t, err)) return false;
@@ -137,8 +140,8 @@ static bool open_all(Trainer *t, RunStart start, Error *err) {
     t->m = model_create(c, t->ops, true);
     t->opt = optim_create(t->m);
     model_alloc_acts(t->m, t->B, t->T);
-    if (!start_or_resume(t, err) || !measure(t, err)) return false;
-    return train_open_log(t, err);
+    return start_or_resume(t, err) && keep_tokenizer(t, err) && train_check_sample(t, err) &&
+           measure(t, err) && train_open_log(t, err);
 }
 
 static void close_all(Trainer *t) {
@@ -154,7 +157,8 @@ static void close_all(Trainer *t) {
 }
 
 // Back to the newest good checkpoint. The data goes on where it is: repeating the same samples from
-// the same weights would repeat the fault.
+// the same weights would repeat the fault. Place and count are saved at once, so that a run that is
+// killed and started again does not meet those samples for ever.
 static bool roll_back(Trainer *t, Error *err) {
     int64_t samples = t->n.samples, rollbacks = t->n.rollbacks + 1, at = t->n.step;
     if (rollbacks > t->cfg.train.max_rollbacks) {
@@ -178,6 +182,7 @@ static bool roll_back(Trainer *t, Error *err) {
     if (ok) {
         t->n = found.state;
         t->n.samples = samples, t->n.rollbacks = rollbacks, t->n.skips_in_row = 0;
+        ok = train_save(t, err);
         warn("step %lld: rolled back to step %lld; the data goes on behind the samples that failed",
              (long long)at, (long long)t->n.step);
     }
@@ -188,10 +193,13 @@ static bool roll_back(Trainer *t, Error *err) {
 // What a step that wrote nothing leads to.
 static bool guard(Trainer *t, const StepState *state, Error *err) {
     if (!state->skip) return true;
-    const char *what =
-        state->first_bad >= 0 ? t->m->params.tensor[state->first_bad].name : "the loss";
-    warn("step %lld: skipped, %s%s is not finite (%lld in a row)", (long long)t->n.step,
-         state->first_bad >= 0 ? "the gradient of " : "", what, (long long)t->n.skips_in_row);
+    const char *name = state->first_bad >= 0 ? t->m->params.tensor[state->first_bad].name : "";
+    // Values that are finite can have a norm that is not.
+    const char *what = *name                       ? "the gradient of "
+                       : isfinite(state->loss_sum) ? "the norm of the gradient"
+                                                   : "the loss";
+    warn("step %lld: skipped, %s%s is not finite (%lld in a row)", (long long)t->n.step, what, name,
+         (long long)t->n.skips_in_row);
     if (t->n.skips_in_row < t->cfg.train.max_skips) return true;
     return roll_back(t, err);
 }
@@ -215,16 +223,19 @@ static bool loop(Trainer *t, Error *err) {
     if (t->n.step == 0 && c->train.eval_every > 0) ok = evaluate_and_report(t, err);
     while (ok && t->n.step < c->train.steps && !stop_signal) {
         StepState state;
+        int64_t rollbacks = t->n.rollbacks;
         double before = now_seconds();
         ok = train_step(t, &state, err);
         if (!ok) break;
         train_report_step(t, &state, now_seconds() - before);
         ok = guard(t, &state, err);
-        if (!ok) break;
+        if (!ok || t->n.rollbacks != rollbacks) continue;
         evaluated = due(t->n.step, c->train.eval_every);
         if (evaluated) ok = evaluate_and_report(t, err);
-        if (ok && due(t->n.step, c->train.sample_every)) ok = train_sample(t, err);
-        if (ok && due(t->n.step, c->checkpoint.every)) ok = train_save(t, err);
+        if (ok && due(t->n.step, c->train.sample_every)) train_sample(t);
+        // Checkpoints between skipped steps would push out those from before the trouble.
+        if (ok && due(t->n.step, c->checkpoint.every) && !t->n.skips_in_row)
+            ok = train_save(t, err);
     }
     bool finished = t->n.step >= c->train.steps;
     if (ok && finished && !evaluated && c->train.eval_every > 0) ok = evaluate_and_report(t, err);

@@ -36,7 +36,7 @@ bool train_run(const Config *c, const Ops *ops, RunStart start, Error *err);
 // Reads the step's samples, forward, backward, optimizer; t->n moves on. The model's weights stay
 // as they are when the loss or the gradient is not finite (state->skip).
 bool train_step(Trainer *t, StepState *state, Error *err);
-// Loss and bits per byte on the first train.eval_tokens of the validation data.
+// Loss and bits per byte on the first train.eval_tokens targets of the validation data.
 bool train_evaluate(Trainer *t, EvalSum *sum, Error *err);
 // train_state.c: the run's tensors and counters to and from the run directory.
 bool train_save(Trainer *t, Error *err);
@@ -47,5 +47,7 @@ void train_print_header(Trainer *t);
 void train_report_step(Trainer *t, const StepState *state, double seconds);
 void train_report_eval(Trainer *t, const EvalSum *sum);
 void train_print_end(Trainer *t, bool finished);
-// A text from the model as it is now, with its cache.
-bool train_sample(Trainer *t, Error *err);
+// A text from the model as it is now, with its cache; when there is none, the run goes on. check
+// tells before the first step whether prompt and model fit.
+void train_sample(Trainer *t);
+bool train_check_sample(const Trainer *t, Error *err);

@@ -111,24 +111,35 @@ static void collect(void *ctx, int sample, const char *text, size_t n) {
     buf_add(ctx, text, n);
 }
 
-bool train_sample(Trainer *t, Error *err) {
-    if (!t->tok) return true;
-    const Config *c = &t->cfg;
-    GenerateOptions o = {
+static GenerateOptions sample_options(const Config *c) {
+    return (GenerateOptions){
         .tokens = c->train.sample_tokens,
         .samples = 1,
         .seed = (uint64_t)c->train.seed,
         .sample = {.temperature = 0.8, .top_k = 50, .top_p = 1, .repetition_penalty = 1}};
+}
+
+bool train_check_sample(const Trainer *t, Error *err) {
+    const char *prompt = t->cfg.train.sample_prompt;
+    GenerateOptions o = sample_options(&t->cfg);
+    if (!t->tok || !t->cfg.train.sample_every) return true;
+    return generate_check(t->m, t->tok, prompt, strlen(prompt), &o, err) ||
+           error_prefix(err, "train.sample_prompt");
+}
+
+void train_sample(Trainer *t) {
+    GenerateOptions o = sample_options(&t->cfg);
     GenerateStats stats;
+    Error err;
     Buf text = {0};
-    const char *prompt = c->train.sample_prompt;
-    bool ok =
-        generate_text(t->m, t->tok, prompt, strlen(prompt), &o, collect, &text, NULL, &stats, err);
-    if (ok) {
+    const char *prompt = t->cfg.train.sample_prompt;
+    if (generate_text(t->m, t->tok, prompt, strlen(prompt), &o, collect, &text, NULL, &stats,
+                      &err)) {
         LogField field = LOG_FIELD_TEXT("text", text.text ? text.text : "");
         logger_event(&t->log, t->n.step, "sample", &field, 1);
         logger_say(&t->log, "sample: %s%s", prompt, text.text ? text.text : "");
+    } else {
+        logger_say(&t->log, "no sample: %s", err.text);
     }
     buf_free(&text);
-    return ok;
 }

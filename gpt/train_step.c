@@ -3,8 +3,6 @@
 #include "gpt/schedule.h"
 #include "gpt/train.h"
 
-#include <string.h>
-
 static int64_t count_targets(const int *targets, size_t n) {
     int64_t count = 0;
     for (size_t i = 0; i < n; i++)
@@ -36,20 +34,6 @@ bool train_step(Trainer *t, StepState *state, Error *err) {
 }
 
 bool train_evaluate(Trainer *t, EvalSum *sum, Error *err) {
-    int64_t n = dataloader_info(t->val).n_samples, most = t->cfg.train.eval_tokens / t->T;
-    size_t micro = (size_t)t->B * (size_t)t->T;
-    int *ids = mem_alloc(micro, sizeof(int)), *targets = mem_alloc(micro, sizeof(int));
-    bool ok = true;
     *sum = (EvalSum){0};
-    if (most > 0 && most < n) n = most;
-    for (int64_t at = 0; ok && at < n; at += t->B) {
-        int rows = at + t->B <= n ? t->B : (int)(n - at);
-        for (size_t i = 0; i < micro; i++)
-            ids[i] = 0, targets[i] = -1;
-        ok = dataloader_read(t->val, at, rows, ids, targets, err);
-        if (ok) eval_batch(t->m, t->tok, ids, targets, sum);
-    }
-    mem_free(ids);
-    mem_free(targets);
-    return ok;
+    return eval_loader(t->m, t->tok, t->val, t->cfg.train.eval_tokens, sum, err);
 }

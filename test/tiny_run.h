@@ -51,6 +51,8 @@ bool tiny_train(const TinyRun *r, const Config *c, const Ops *ops, RunStart star
 void tiny_must_train(TestCtx *t, const TinyRun *r, const Config *c, const Ops *ops);
 // In a child: its exit status, or minus the number of the signal that ended it.
 int tiny_train_child(const TinyRun *r, const Config *c, const Ops *ops, Buf *said);
+// Renames DIR/run, which the next run would go on from, to DIR/name.
+void tiny_put_aside(const TinyRun *r, const char *name);
 // A subcommand in a child; args end with NULL. What it printed is appended to out and said.
 int tiny_command(const TinyRun *r, CommandMain *command, const char *const *args, Buf *out,
                  Buf *said);
