@@ -34,20 +34,29 @@ static void load_some(const char *path, int seq_len, int n_vocab) {
     dataloader_close(l);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    enum { HEAD = 20 };
-    if (size < HEAD + 2) return 0;
-    char path[64];
-    snprintf(path, sizeof path, "/tmp/fuzz_shard_%ld.bin", (long)getpid());
+// Writes the file that the input stands for.
+static bool write_file(const char *path, const uint8_t *data, size_t size) {
+    enum { FRONT = 20 };
+    static const char blank[SHARD_HEADER_BYTES - FRONT];
+    bool compact = size < SHARD_HEADER_BYTES;
+    if (compact && size < FRONT + 2) return false;
     FILE *f = fopen(path, "wb");
     if (!f) abort();
-    static const char blank[SHARD_HEADER_BYTES - HEAD];
-    // One input in eight has the header itself cut short.
-    bool whole = data[1] % 8 != 0;
-    fwrite(data + 2, 1, HEAD, f);
-    if (whole) fwrite(blank, 1, sizeof blank, f);
-    fwrite(data + 2 + HEAD, 1, size - 2 - HEAD, f);
-    fclose(f);
+    if (compact) {
+        fwrite(data + 2, 1, FRONT, f);
+        // One input in eight has the header itself cut short.
+        if (data[1] % 8) fwrite(blank, 1, sizeof blank, f);
+        data += FRONT + 2;
+        size -= FRONT + 2;
+    }
+    fwrite(data, 1, size, f);
+    return fclose(f) == 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/fuzz_shard_%ld.bin", (long)getpid());
+    if (!write_file(path, data, size)) return 0;
     int seq_len = 1 + data[0] % 16, n_vocab = data[1] < 128 ? 65536 : data[1];
     read_some(path, n_vocab);
     load_some(path, seq_len, n_vocab);
