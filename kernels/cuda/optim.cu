@@ -112,13 +112,12 @@ __global__ void muon_apply_kernel(Param<P> param, const float *update, size_t n,
 
 // --- Frobenius norms, in double: each block sums a share of one matrix, then every block that
 // scales the matrix adds up the shares in the same order.
-enum { SHARES = 32 };
-
-__global__ void norm_share_kernel(double *part, const float *x, size_t n, size_t stride) {
+__global__ void norm_share_kernel(double *part, const float *x, size_t n, size_t stride,
+                                  int shares) {
     SHARED(double, scratch);
-    size_t matrix = blockIdx.x / SHARES, share = blockIdx.x % SHARES;
+    size_t matrix = blockIdx.x / shares, share = blockIdx.x % shares;
     double sum = 0.0;
-    for (size_t i = share * blockDim.x + threadIdx.x; i < n; i += SHARES * (size_t)blockDim.x) {
+    for (size_t i = share * blockDim.x + threadIdx.x; i < n; i += (size_t)shares * blockDim.x) {
         double v = (double)x[matrix * stride + i];
         sum += v * v;
     }
@@ -126,22 +125,24 @@ __global__ void norm_share_kernel(double *part, const float *x, size_t n, size_t
     if (threadIdx.x == 0) part[blockIdx.x] = sum;
 }
 
-__global__ void norm_scale_kernel(float *x, const double *part, size_t n, size_t stride,
+__global__ void norm_scale_kernel(float *x, const double *part, size_t n, size_t stride, int shares,
                                   float eps) {
-    size_t matrix = blockIdx.x / SHARES, share = blockIdx.x % SHARES;
-    double norm = sqrt(warp_sum(part[matrix * SHARES + threadIdx.x % SHARES]));
-    float factor = (float)(1.0 / (norm + (double)eps));
-    for (size_t i = share * blockDim.x + threadIdx.x; i < n; i += SHARES * (size_t)blockDim.x) {
+    SHARED(double, scratch);
+    size_t matrix = blockIdx.x / shares, share = blockIdx.x % shares;
+    double mine = (int)threadIdx.x < shares ? part[matrix * shares + threadIdx.x] : 0.0;
+    float factor = (float)(1.0 / (sqrt(block_sum(mine, scratch)) + (double)eps));
+    for (size_t i = share * blockDim.x + threadIdx.x; i < n; i += (size_t)shares * blockDim.x) {
         x[matrix * stride + i] *= factor;
     }
 }
 
 static void muon_normalize_cuda(float *x, size_t n, int batch, size_t stride, float eps) {
-    size_t blocks = (size_t)batch * SHARES;
+    size_t shares = min_size(ceil_div(n, 16 * BLOCK), BLOCK), blocks = (size_t)batch * shares;
     double *part = static_cast<double *>(cuda_scratch(blocks * sizeof(double)));
-    LAUNCH(norm_share_kernel, blocks, BLOCK, WARP * sizeof(double), cuda_stream())
-    (part, x, n, stride);
-    LAUNCH(norm_scale_kernel, blocks, BLOCK, 0, cuda_stream())(x, part, n, stride, eps);
+    size_t bytes = WARP * sizeof(double);
+    LAUNCH(norm_share_kernel, blocks, BLOCK, bytes, cuda_stream())(part, x, n, stride, (int)shares);
+    LAUNCH(norm_scale_kernel, blocks, BLOCK, bytes, cuda_stream())
+    (x, part, n, stride, (int)shares, eps);
 }
 
 // --- Launchers: four elements per thread where sizes and addresses allow.

@@ -73,7 +73,8 @@ void run_thread(EmuThread *t) {
 }
 
 bool same_place(const EmuThread *a, const EmuThread *b) {
-    return a->line == b->line && a->op == b->op && !strcmp(a->file, b->file);
+    return a->line == b->line && a->op == b->op &&
+           (a->file == b->file || !strcmp(a->file, b->file));
 }
 
 // Why thread `other` does not meet `waiting`, as a sentence.

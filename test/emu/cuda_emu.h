@@ -11,8 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include <algorithm>
 #include <tuple>
+#include <type_traits>
 
 #define __global__
 #define __device__
@@ -38,8 +38,12 @@ __attribute__((const)) dim3 emu_grid_dim();
 #define blockDim  emu_block_dim()
 #define gridDim   emu_grid_dim()
 
-using std::max;
-using std::min;
+template <typename A, typename B> constexpr std::common_type_t<A, B> min(A a, B b) {
+    return b < a ? b : a;
+}
+template <typename A, typename B> constexpr std::common_type_t<A, B> max(A a, B b) {
+    return a < b ? b : a;
+}
 
 inline float rsqrtf(float x) {
     return 1.0f / sqrtf(x);

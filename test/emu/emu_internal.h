@@ -4,6 +4,7 @@
 #include "test/emu/cuda_emu.h"
 #include "test/emu/emu_fiber.h"
 
+#include <algorithm>
 #include <vector>
 
 enum {

@@ -94,17 +94,23 @@ static void muon_parts_match(TestCtx *t) {
     }
 }
 
+static void check_normalize(TestCtx *t, const Ops *g, size_t n, int batch) {
+    size_t stride = n + 9;
+    Twin x = twin_noise(g, TYPE_F32, (size_t)batch * stride, 1, 3);
+    memset(x.cpu + (size_t)(batch - 1) * stride, 0, n * sizeof(float));
+    g->upload_bytes(x.gpu, x.cpu, x.n * sizeof(float));
+    ops_cpu()->muon_normalize(x.cpu, n, batch, stride, 1e-7f);
+    g->muon_normalize(x.gpu, n, batch, stride, 1e-7f);
+    TWIN_CHECK(t, g, x, twin_tol(g, TYPE_F32, 1), 0);
+    twin_free(t, g, &x);
+}
+
 static void matrices_are_normalised_one_by_one(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        enum { BATCH = 3, STRIDE = 400 };
-        Twin x = twin_noise(g, TYPE_F32, BATCH * STRIDE, 1, 3);
-        memset(x.cpu + STRIDE, 0, STRIDE * sizeof(float));
-        g->upload_bytes(x.gpu, x.cpu, x.n * sizeof(float));
-        ops_cpu()->muon_normalize(x.cpu, 391, BATCH, STRIDE, 1e-7f);
-        g->muon_normalize(x.gpu, 391, BATCH, STRIDE, 1e-7f);
-        TWIN_CHECK(t, g, x, twin_tol(g, TYPE_F32, 1), 0);
-        twin_free(t, g, &x);
+        check_normalize(t, g, 391, 3);
+        check_normalize(t, g, 5000, 2);
+        check_normalize(t, g, 1, 2);
     }
 }
 
