@@ -298,6 +298,30 @@ static void chunked_prefill_is_forward(TestCtx *t, AttnHarness *h) {
     check_generation(t, h, h->d.T / 2, 3, 1e-5);
 }
 
+// All tokens through the cache, `chunk` at a time.
+static float *generated(AttnHarness *h, const float *x, int chunk) {
+    size_t C = (size_t)h->d.C;
+    float *out = floats_new(activations(h));
+    harness_clear_cache(h);
+    for (int first = 0; first < h->d.T; first += chunk) {
+        int n = min_int(chunk, h->d.T - first);
+        harness_extend(h, out + (size_t)first * C, x + (size_t)first * C, n, &first, &n);
+    }
+    return out;
+}
+
+// On the CPU sums keep their order however the tokens are cut.
+static void chunks_change_no_bit(TestCtx *t, AttnHarness *h) {
+    float *x = floats_noise(activations(h), 3, 1), *whole = generated(h, x, h->d.T);
+    static const int chunks[] = {1, 7, 64};
+    for (int i = 0; i < 3; i++) {
+        float *out = generated(h, x, chunks[i]);
+        CHECK_SAME_BITS(t, out, whole, activations(h) * sizeof(float));
+        floats_free(t, out);
+    }
+    floats_free(t, x), floats_free(t, whole);
+}
+
 // Rows at different positions, some without new tokens, each as if it were alone.
 static void ragged_rows_are_forward(TestCtx *t, AttnHarness *h) {
     size_t n = activations(h), C = (size_t)h->d.C, row = (size_t)h->d.T * C;
@@ -333,6 +357,10 @@ static void every_ragged_batch_is_its_forward(TestCtx *t) {
     for_all(t, ragged_rows_are_forward, 3, 75);
 }
 
+static void every_generation_has_the_same_bits_for_any_chunks(TestCtx *t) {
+    for_all(t, chunks_change_no_bit, 1, 70);
+}
+
 // A bf16 cache keeps 8 bits of each value.
 static void every_bf16_cache_is_near_its_forward(TestCtx *t) {
     set_threads(1);
@@ -356,5 +384,7 @@ TEST_MAIN({"every_variant_of_the_table_is_tested", every_variant_of_the_table_is
           {"every_decoding_is_its_forward_token_by_token",
            every_decoding_is_its_forward_token_by_token},
           {"every_chunked_prefill_is_its_forward", every_chunked_prefill_is_its_forward},
+          {"every_generation_has_the_same_bits_for_any_chunks",
+           every_generation_has_the_same_bits_for_any_chunks},
           {"every_ragged_batch_is_its_forward", every_ragged_batch_is_its_forward},
           {"every_bf16_cache_is_near_its_forward", every_bf16_cache_is_near_its_forward})
