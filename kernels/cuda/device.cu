@@ -27,6 +27,7 @@ static bool open_device(int index, Error *err) {
     }
     snprintf(device.name, sizeof device.name, "%s", p.name);
     snprintf(device.isa, sizeof device.isa, "sm_%d%d", p.major, p.minor);
+    device.index = index;
     device.n_sm = p.multiProcessorCount;
     device.shared_limit = p.sharedMemPerBlockOptin;
     e = cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking);
@@ -37,8 +38,9 @@ static bool open_device(int index, Error *err) {
 }
 
 bool cuda_open(int index, Error *err) {
-    if (device.is_open) return true;
-    return open_device(index, err);
+    if (!device.is_open) return open_device(index, err);
+    if (device.index == index) return true;
+    return error_set(err, "GPU %d: this process uses GPU %d already", index, device.index);
 }
 
 void cuda_close(void) {

@@ -9,6 +9,7 @@
 
 typedef struct CudaDevice {
     bool is_open;
+    int index;
     char name[256], isa[16];  // "sm_90"
     int n_sm;                 // multiprocessors
     size_t shared_limit;      // bytes of shared memory that one block may ask for

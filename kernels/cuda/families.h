@@ -16,3 +16,4 @@ template <typename T> void embed_ops(Ops *o);
 template <typename T> void gemm_ops(Ops *o);
 template <typename T> void sdpa_ops(Ops *o);
 template <typename T> void lowrank_ops(Ops *o);
+template <typename T> void peak_ops(Ops *o);

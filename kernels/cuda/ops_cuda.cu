@@ -22,6 +22,7 @@ template <typename T> static Ops make_table() {
     gemm_ops<T>(&o);
     sdpa_ops<T>(&o);
     lowrank_ops<T>(&o);
+    peak_ops<T>(&o);
     return o;
 }
 

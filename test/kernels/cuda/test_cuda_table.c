@@ -1,0 +1,71 @@
+// test_cuda_table.c - the CUDA tables as a whole: nothing is missing, memory, devices, peaks.
+#include <math.h>
+#include <string.h>
+
+#include "test/kernels/cuda/twin.h"
+
+static void no_op_is_missing(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        void (*op[(sizeof(Ops) - offsetof(Ops, alloc)) / sizeof(void (*)(void))])(void);
+        memcpy(op, (const char *)g + offsetof(Ops, alloc), sizeof op);
+        for (size_t i = 0; i < sizeof op / sizeof op[0]; i++) {
+            CHECK_MSG(t, op[i], "op %zu behind alloc is missing", i);
+        }
+        CHECK(t, !strcmp(g->name, "cuda") && !strncmp(g->isa, "sm_", 3));
+        CHECK(t, g->elem_size == 2 || g->elem_size == 4);
+    }
+}
+
+static void a_missing_device_is_a_sentence(TestCtx *t) {
+    Error err;
+    cuda_close();
+    CHECK(t, !cuda_open(1000, &err));
+    CHECK_ERROR(t, err, "GPU 1000 does not exist");
+    CHECK(t, !cuda_open(-1, &err));
+    CHECK(t, cuda_open(0, &err));
+    CHECK(t, cuda_open(0, &err));
+    CHECK(t, !cuda_open(1, &err));
+    CHECK_ERROR(t, err, "uses GPU 0 already");
+}
+
+static void memory_is_cleared_copied_and_converted(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        enum { N = 1003 };
+        float *x = floats_noise(N, 1, 3), back[N];
+        floatX *p = g->alloc(N * g->elem_size), *q = g->alloc(N * g->elem_size);
+        g->download(back, p, N);
+        for (int i = 0; i < N; i++)
+            CHECK(t, back[i] == 0.0f);
+        g->upload(p, x, N);
+        g->copy(fx_at(g, q, 1), fx_at(g, p, 1), (N - 1) * g->elem_size);
+        g->download(back, q, N);
+        for (int i = 0; i < N; i++) {
+            float want = i == 0 ? 0 : is_bf16(g) ? bf16_to_f32(bf16_from_f32(x[i])) : x[i];
+            CHECK(t, back[i] == want);
+        }
+        g->zero(q, N * g->elem_size);
+        g->sync();
+        g->download(back, q, N);
+        for (int i = 0; i < N; i++)
+            CHECK(t, back[i] == 0.0f);
+        g->free(p), g->free(q), g->free(NULL);
+        floats_free(t, x);
+    }
+}
+
+static void peaks_are_measured(TestCtx *t) {
+    Error err;
+    CHECK(t, cuda_open(0, &err));
+    Peaks p = {0};
+    ops_cuda(TYPE_BF16)->measure_peaks(&p);
+    CHECK(t, p.fma_flops > 0 && isfinite(p.fma_flops));
+    CHECK(t, p.bf16_flops > 0 && isfinite(p.bf16_flops) && p.has_bf16);
+    CHECK(t, p.read_bytes > 0 && isfinite(p.read_bytes));
+}
+
+TEST_MAIN({"no_op_is_missing", no_op_is_missing},
+          {"a_missing_device_is_a_sentence", a_missing_device_is_a_sentence},
+          {"memory_is_cleared_copied_and_converted", memory_is_cleared_copied_and_converted},
+          {"peaks_are_measured", peaks_are_measured})
