@@ -130,6 +130,7 @@ int eval_main(const Program *p, int argc, char **argv, bool help) {
             "eval expects a run directory, a checkpoint or a model.safetensors, and --data PATH");
         return command_failed(&err, 2);
     }
+    if (!program_overrides(rest + 1, n_rest - 1, &err)) return command_failed(&err, 2);
     Loaded l = {0};
     bool ok =
         loaded_open(&l, rest[0], rest + 1, n_rest - 1, p, e.device, &err) && run(&e, &l, &err);

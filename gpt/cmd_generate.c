@@ -189,6 +189,7 @@ int generate_main(const Program *p, int argc, char **argv, bool help) {
         error_set(&err, "--stop expects a text that is not empty");
         return command_failed(&err, 2);
     }
+    if (!program_overrides(rest + 1, n_rest - 1, &err)) return command_failed(&err, 2);
     g.o.stop = g.stop.text, g.o.n_stop = g.stop.n, g.o.seed = (uint64_t)g.seed;
     Loaded l = {0};
     Buf prompt = {0};

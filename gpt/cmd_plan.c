@@ -106,5 +106,9 @@ int plan_main(const Program *p, int argc, char **argv, bool help) {
         error_set(&err, "plan expects a config file, and settings to override if any");
         return command_failed(&err, 2);
     }
+    for (int i = 0; i < n_rest; i++) {
+        if (strchr(rest[i], '=') && !program_overrides(&rest[i], 1, &err))
+            return command_failed(&err, 2);
+    }
     return run(&o, p, rest, n_rest, &err) ? 0 : command_failed(&err, 1);
 }

@@ -34,6 +34,7 @@ int train_main(const Program *p, int argc, char **argv, bool help) {
         error_set(&err, "train expects a config file; configs/demo.json is one");
         return command_failed(&err, 2);
     }
+    if (!program_overrides(rest + 1, n - 1, &err)) return command_failed(&err, 2);
     Config c;
     bool ok = config_load(&c, rest[0], &err);
     for (int i = 1; ok && i < n; i++)

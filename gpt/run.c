@@ -113,6 +113,15 @@ const Ops *program_ops(const Program *p, const char *device, ElemType act, Error
     return NULL;
 }
 
+bool program_overrides(const char *const *overrides, int n, Error *err) {
+    Config c;
+    config_default(&c);
+    for (int i = 0; i < n; i++) {
+        if (!config_override(&c, overrides[i], err)) return false;
+    }
+    return true;
+}
+
 void program_threads(int n) {
 #ifdef _OPENMP
     if (n > 0) omp_set_num_threads(n);

@@ -26,6 +26,10 @@ int gpt_main(int argc, char **argv, const Program *p);
 // The table for --device NAME; "auto" takes the first device that opens.
 const Ops *program_ops(const Program *p, const char *device, ElemType act, Error *err);
 
+// Whether every one of these is "section.field=value" of a setting that exists, with a value in its
+// range; false with a sentence is wrong usage. What the values mean together comes later.
+bool program_overrides(const char *const *overrides, int n, Error *err);
+
 // Threads of all computing from now on; 0: as OpenMP chooses, one for each core or OMP_NUM_THREADS.
 // Results do not depend on it.
 void program_threads(int n);
