@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "gpt/train.h"
 
+#include "data/prepare.h"
 #include "gpt/plan.h"
 #include "gpt/run.h"
 
@@ -62,6 +63,23 @@ static bool keep_tokenizer(const Trainer *t, Error *err) {
     return ok;
 }
 
+// Shards that prepare wrote say which tokenizer made them: another one would read them as other
+// text.
+static bool check_prepared(const Trainer *t, const char *patterns, Error *err) {
+    char first[CONFIG_TEXT_MAX];
+    snprintf(first, sizeof first, "%.*s", (int)strcspn(patterns, " \t"), patterns);
+    PrepareInfo info;
+    Error none;
+    if (!t->tok || !prepare_info_load(&info, first, &none))
+        return true;  // shards of another origin
+    if (info.tokenizer_hash == tokenizer_hash(t->tok)) return true;
+    return error_set(
+        err,
+        "%s was made with another tokenizer than data.tokenizer=%s; give the tokenizer.json "
+        "that lies beside the shards",
+        first, t->cfg.data.tokenizer);
+}
+
 static bool open_loaders(Trainer *t, Error *err) {
     const Config *c = &t->cfg;
     if (!c->data.train[0]) {
@@ -69,6 +87,8 @@ static bool open_loaders(Trainer *t, Error *err) {
     }
     t->train = open_data(c, c->data.train, c->data.shuffle, err);
     if (!t->train) return error_prefix(err, "data.train");
+    if (!check_prepared(t, c->data.train, err) || !check_prepared(t, c->data.val, err))
+        return false;
     if (!c->data.val[0]) return true;
     t->val = open_data(c, c->data.val, false, err);
     return t->val || error_prefix(err, "data.val");
@@ -81,14 +101,15 @@ static bool check_same_data(const Trainer *t, Error *err) {
         return error_set(
             err,
             "%s: data.train holds other shards than this run was trained on; restore them, "
-            "or start a new run with --fresh or another checkpoint.dir",
+            "or start a new run with --fresh-aside or another checkpoint.dir",
             t->run.path);
     }
     if (s->tokenizer_hash != t->n.tokenizer_hash) {
-        return error_set(err,
-                         "%s: data.tokenizer is another tokenizer than this run was trained with; "
-                         "restore it, or start a new run with --fresh or another checkpoint.dir",
-                         t->run.path);
+        return error_set(
+            err,
+            "%s: data.tokenizer is another tokenizer than this run was trained with; "
+            "restore it, or start a new run with --fresh-aside or another checkpoint.dir",
+            t->run.path);
     }
     return true;
 }
