@@ -158,6 +158,7 @@ enum {
     STEP_TOKEN_SPEED,
     STEP_SPEED,
     STEP_SHARE,
+    STEP_CPU,   // of the processor time that all threads could have had
     STEP_PASS,  // forward and backward
     STEP_FORWARD,
     STEP_BACKWARD,

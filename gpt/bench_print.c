@@ -43,6 +43,7 @@ static const BenchColumn step_columns[] = {
     [STEP_TOKEN_SPEED] = NUMBER("tokens_per_s", "tokens/s", 1, 1),
     [STEP_SPEED] = NUMBER("flops_per_s", "GFLOP/s", 1e9, 1),
     [STEP_SHARE] = NUMBER("share_of_peak", "% of peak", 0.01, 1),
+    [STEP_CPU] = NUMBER("processor_share", "cpu %", 0.01, 0),
     [STEP_PASS] = NUMBER("pass_seconds", NULL, 1, 3),
     [STEP_FORWARD] = NUMBER("forward_seconds", "fwd s", 1, 3),
     [STEP_BACKWARD] = NUMBER("backward_seconds", "bwd s", 1, 3),
