@@ -129,10 +129,16 @@ fuzzers: $(FUZZ)
 fuzz: ## libFuzzer programs in build/fuzz (needs clang); run one with a folder of test/fuzz/seeds
 	@$(MAKE) CC=clang MODE=fuzz BUILD=build/fuzz ISAS=base fuzzers
 
-tests: $(TESTS) $(EMU_TESTS) $(FUZZ) ## build the test programs
+# The program as users run it, from shell scripts.
+CLI_TESTS = $(patsubst %.sh,$(BUILD)/%,$(wildcard test/cli/test_*.sh))
+$(CLI_TESTS): $(BUILD)/%: %.sh $(BUILD)/train_gpt
+	@mkdir -p $(@D)
+	@install -m 755 $< $@
 
-test: $(TESTS) $(EMU_TESTS) $(FUZZ) $(BUILD)/train_gpt ## build and run all tests
-	@BUILD=$(BUILD) scripts/run_tests.sh $(TESTS) $(EMU_TESTS) $(FUZZ)
+tests: $(TESTS) $(CLI_TESTS) $(EMU_TESTS) $(FUZZ) ## build the test programs
+
+test: $(TESTS) $(CLI_TESTS) $(EMU_TESTS) $(FUZZ) ## build and run all tests
+	@BUILD=$(BUILD) scripts/run_tests.sh $(TESTS) $(CLI_TESTS) $(EMU_TESTS) $(FUZZ)
 
 # --- The emulator and its tests: kernels against the CPU's ops, every access checked.
 $(BUILD)/emu/%.o: %.cpp
@@ -144,7 +150,7 @@ $(BUILD)/emu/%.o: %.cu
 $(BUILD)/check/%.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) -x c++ -c -o $@ $< $(filter-out $(OPT_$(MODE)),$(CXXFLAGS_ALL)) $(CHECK_$(MODE))
-TWIN = $(BUILD)/test/kernels/cuda/twin.o
+TWIN = $(addprefix $(BUILD)/test/kernels/cuda/,twin.o sdpa_twin.o)
 $(BUILD)/check/test/kernels/%: $(BUILD)/test/kernels/%.o $(TWIN) $(CHECK_OBJ) $(TEST_LIB) $(BUILD)/libgpt.a
 	@mkdir -p $(@D)
 	$(CXX) -o $@ $^ $(OPT_$(MODE)) $(LIBS)

@@ -28,5 +28,10 @@ typedef struct SplitRows {
     size_t rows;  // B * NH * Tq, in the order of lse (B, NH, Tq)
 } SplitRows;
 
+// Splits of `keys` keys each (a multiple of 64), so many that `blocks` blocks without splits become
+// enough to fill the device; one for whole sequences (pos NULL). Lies in cuda_scratch. Follows from
+// the arguments alone, so that equal calls give equal bits.
+SplitRows sdpa_splits(const SdpaArgs *a, size_t blocks, int *keys);
+
 // out from the splits, for queries t < n_new[b].
 template <typename T> void sdpa_combine(T *out, const SplitRows &s, const SdpaArgs *a);

@@ -5,6 +5,10 @@
 #include "kernels/cuda/sdpa_plain.cuh"
 #include "kernels/cuda/sdpa_plain.h"
 
+#include <limits.h>
+
+enum { MIN_SPLIT = 128 };  // keys
+
 #define LOG2_E 1.4426950408889634f
 #define LN_2   0.6931471805599453f
 
@@ -141,25 +145,28 @@ static bool strides_fit(const SdpaArgs *a) {
     return all % 8 == 0;
 }
 
-template <typename T, typename KV> static void attend(Attend<T, KV> t, int max_keys) {
+SplitRows sdpa_splits(const SdpaArgs *a, size_t blocks, int *keys) {
+    SplitRows s = {nullptr, nullptr, 1, (size_t)a->B * a->NH * a->Tq};
+    *keys = INT_MAX;
+    if (!a->pos) return s;
+    // Shorter splits cost more than they give.
+    size_t wanted = ceil_div(4 * (size_t)cuda_device()->n_sm, blocks);
+    size_t n = min_size(wanted, ceil_div((size_t)a->max_pos, MIN_SPLIT));
+    if (n < 2) return s;
+    *keys = (int)round_up(ceil_div((size_t)a->max_pos, n), 64);
+    s.n_splits = (int)ceil_div((size_t)a->max_pos, (size_t)*keys);
+    size_t rows = s.n_splits * s.rows;
+    s.out = static_cast<float *>(cuda_scratch(rows * (size_t)(a->HV + 1) * sizeof(float)));
+    s.lse = s.out + rows * a->HV;
+    return s;
+}
+
+template <typename T, typename KV> static void attend(Attend<T, KV> t) {
     const SdpaArgs *a = &t.a;
     t.row_tiles = (int)ceil_div((size_t)a->Tq * (size_t)(a->NH / a->NKV), TILE);
     t.chunks = (int)ceil_div((size_t)a->HV, CHUNK);
-    t.split.n_splits = 1;
-    t.split.rows = (size_t)a->B * a->NH * a->Tq;
     size_t blocks = (size_t)t.row_tiles * t.chunks * a->B * a->NKV;
-    size_t wanted = a->pos ? ceil_div(4 * (size_t)cuda_device()->n_sm, blocks) : 1;
-    size_t possible =
-        ceil_div((size_t)max_keys, 4 * TILE);  // shorter splits cost more than they give
-    size_t n = possible == 0 ? 1 : min_size(wanted, possible);
-    t.keys = max_int((int)round_up(ceil_div((size_t)max_keys, n), TILE), TILE);
-    if (n > 1) {
-        t.split.n_splits = (int)ceil_div((size_t)max_keys, (size_t)t.keys);
-        size_t rows = t.split.n_splits * t.split.rows;
-        t.split.out =
-            static_cast<float *>(cuda_scratch(rows * (size_t)(a->HV + 1) * sizeof(float)));
-        t.split.lse = t.split.out + rows * a->HV;
-    }
+    t.split = sdpa_splits(a, blocks, &t.keys);
     blocks *= (size_t)t.split.n_splits;
     size_t bytes = SDPA_SHARED * sizeof(float);
     if (strides_fit(a) && fits<8>(t.q) && fits<8>(t.k) && fits<8>(t.v) && fits<8>(t.out)) {
@@ -175,14 +182,14 @@ void sdpa_plain_forward(floatX *out, float *lse, const floatX *q, const floatX *
                         const SdpaArgs *a) {
     Attend<T, T> t = {(T *)out, lse, (const T *)q, (const T *)k, (const T *)v, *a, {}, 0, 0, 0};
     t.a.pos = t.a.n_new = nullptr;
-    attend(t, a->Tk);
+    attend(t);
 }
 
 template <typename T, typename KV>
 static void extend(floatX *out, const floatX *q, const void *k, const void *v, const SdpaArgs *a) {
     Attend<T, KV> t = {(T *)out, nullptr, (const T *)q, (const KV *)k, (const KV *)v, *a, {}, 0,
                        0,        0};
-    attend(t, a->max_pos);
+    attend(t);
 }
 
 template <typename T>

@@ -1,0 +1,83 @@
+// sdpa_mma.cuh - pieces of the tensor-core attention kernels: bf16 tiles in shared memory and the
+// fragments that mma.sync m16n8k16 takes from them, with the layouts of ptx.cuh.
+//
+// A tile has rows of D values, in chunks of 16 bytes; chunk c of row r lies at place c ^ (r % 8).
+// Eight rows of one chunk then lie in different banks: copies and ldmatrix are free of conflicts.
+// D is a multiple of 64, so that a chunk stays within its 128 bytes.
+#pragma once
+
+#include "kernels/cuda/reduce.cuh"
+
+// The same value, which the compiler takes for another: it does not keep what follows from the
+// first in registers until the second is used.
+__device__ __forceinline__ unsigned opaque(unsigned x) {
+#ifndef GPU_EMU
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
+#define LOG2E 1.44269504088896f
+#define LN2   0.693147180559945f
+
+template <int D, typename T> __device__ __forceinline__ T *chunk_at(T *tile, int row, int chunk) {
+    return tile + row * D + (chunk ^ (row & 7)) * 8;
+}
+
+// Starts to copy n rows of D values, ld apart, to a tile of ROWS; the other rows become zero. Eight
+// threads copy 128 bytes of a row. The caller commits.
+template <int D, int ROWS, int THREADS>
+__device__ __forceinline__ void copy_rows(bf16 *tile, const bf16 *src, size_t ld, int n) {
+    enum { STEP = THREADS / 8 };
+    static_assert(D % 64 == 0 && STEP % 8 == 0 && ROWS % STEP == 0, "whole passes of rows");
+    int thread = (int)opaque(threadIdx.x), row = thread / 8, chunk = thread % 8;
+    bf16 *to = chunk_at<D>(tile, row, chunk);
+    src += row * ld + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += STEP) {
+#pragma unroll
+        for (int col = 0; col < D; col += 64)
+            cp_async_16(to + i * D + col, src + col, i + row < n ? 16 : 0);
+        src += STEP * ld;
+    }
+}
+
+// Where a lane's 16 bytes lie in ldmatrix: for operand a and transposed b at row lane % 16, column
+// 8 (lane / 16), for b at row lane % 8 + 8 (lane / 16), column 8 (lane / 8 % 2). x is the chunk's
+// place relative to an even chunk. Taken anew in every tile of keys: kept in registers, all the
+// addresses that follow from it would be too many.
+struct LaneMap {
+    int row_a, x_a, row_b, x_b;
+};
+__device__ __forceinline__ LaneMap lane_map() {
+    int lane = (int)opaque(threadIdx.x % WARP);
+    return {lane % 16, lane / 16 ^ lane % 8, lane % 8 + lane / 16 * 8, lane / 8 % 2 ^ lane % 8};
+}
+
+// Operand a: rows row ... row + 15, columns k ... k + 15 of a tile. row and k, n are multiples of
+// 16 everywhere.
+template <int D>
+__device__ __forceinline__ void load_a(unsigned (&a)[4], const bf16 *tile, const LaneMap &at,
+                                       int row, int k) {
+    ldmatrix_x4(a, tile + (row + at.row_a) * D + (k / 8 ^ at.x_a) * 8);
+}
+// Operand b of two products: tile rows are its columns n ... n + 7 (b[0], b[1]) and n + 8 ... n +
+// 15 (b[2], b[3]), tile columns k ... k + 15 its rows.
+template <int D>
+__device__ __forceinline__ void load_b(unsigned (&b)[4], const bf16 *tile, const LaneMap &at, int n,
+                                       int k) {
+    ldmatrix_x4(b, tile + (n + at.row_b) * D + (k / 8 ^ at.x_b) * 8);
+}
+// The same from a tile whose rows are the rows k ... k + 15 of b.
+template <int D>
+__device__ __forceinline__ void load_b_trans(unsigned (&b)[4], const bf16 *tile, const LaneMap &at,
+                                             int k, int n) {
+    ldmatrix_x4_trans(b, tile + (k + at.row_a) * D + (n / 8 ^ at.x_a) * 8);
+}
+// Operand a from the results of two neighbouring n8 tiles, which hold the same rows and columns.
+__device__ __forceinline__ void pack_a(unsigned (&a)[4], const float (&x)[4], const float (&y)[4]) {
+    a[0] = pack_bf16(x[0], x[1]);
+    a[1] = pack_bf16(x[2], x[3]);
+    a[2] = pack_bf16(y[0], y[1]);
+    a[3] = pack_bf16(y[2], y[3]);
+}

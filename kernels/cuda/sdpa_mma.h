@@ -1,0 +1,21 @@
+// sdpa_mma.h - causal attention in bf16 on tensor cores, for the head sizes that models use. Every
+// function returns false, with nothing done, for sizes, strides or alignments that it does not
+// take; the plain kernels (sdpa_plain.h) then do.
+#pragma once
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/sdpa_plain.h"
+
+// Whole sequences (pos NULL), or new tokens over a bf16 cache. Rows are packed as in sdpa_plain.h.
+// lse (B, NH, Tq) or NULL.
+bool sdpa_mma_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v,
+                      const SdpaArgs *a);
+
+// Sizes and strides suit the kernels: (HS, HV) is (64, 64), (128, 128) or (192, 128), and rows
+// begin at multiples of 16 bytes.
+static inline bool sdpa_mma_takes(const SdpaArgs *a) {
+    size_t strides = a->q_token | a->k_token | a->v_token | a->o_token | a->q_head | a->k_head |
+                     a->v_head | a->o_head | a->q_batch | a->k_batch | a->v_batch | a->o_batch;
+    bool sizes = (a->HS == 64 && a->HV == 64) || ((a->HS == 128 || a->HS == 192) && a->HV == 128);
+    return sizes && strides % 8 == 0 && a->scale > 0.0f;
+}

@@ -1,0 +1,155 @@
+// sdpa_twin.c - see sdpa_twin.h.
+#include "test/kernels/cuda/sdpa_twin.h"
+
+#include <math.h>
+
+static SdpaArgs packed_args(const SdpaCase *c) {
+    size_t q = (size_t)c->NH * c->HS, k = (size_t)c->NKV * c->HS, v = (size_t)c->NKV * c->HV;
+    size_t row = q + k + v + (size_t)c->pad, o = (size_t)c->NH * c->HV, T = (size_t)c->T;
+    return (SdpaArgs){.B = c->B,
+                      .Tq = c->T,
+                      .Tk = c->T,
+                      .NH = c->NH,
+                      .NKV = c->NKV,
+                      .HS = c->HS,
+                      .HV = c->HV,
+                      .q_token = row,
+                      .k_token = row,
+                      .v_token = row,
+                      .o_token = o,
+                      .q_head = (size_t)c->HS,
+                      .k_head = (size_t)c->HS,
+                      .v_head = (size_t)c->HV,
+                      .o_head = (size_t)c->HV,
+                      .q_batch = T * row,
+                      .k_batch = T * row,
+                      .v_batch = T * row,
+                      .o_batch = T * o,
+                      .scale = 1 / sqrtf((float)c->HS),
+                      .kv_type = TYPE_FX};
+}
+
+// Rows of [q | k | v], whose scores are as the case says.
+static Twin inputs(const Ops *g, const SdpaCase *c, const SdpaArgs *a) {
+    size_t n = (size_t)c->B * a->q_batch, q = (size_t)c->NH * c->HS;
+    size_t k = q + (size_t)c->NKV * c->HS, HS = (size_t)c->HS;
+    float *x = mem_alloc(n, sizeof(float));
+    test_noise(x, n, 1, 2);
+    for (size_t i = 0; i < n && c->scores != SCORES_NOISE; i++) {
+        size_t at = i % a->q_token;
+        bool large = c->scores == SCORES_LARGE;
+        if (at < q) x[i] = large ? 80.0f / (a->scale * (float)HS) : 0;
+        if (large && at >= q && at < k) x[i] = (const float[]){1.5f, -1.5f, x[i] / 2}[i / HS % 3];
+    }
+    Twin t = twin_of(g, TYPE_FX, x, n);
+    mem_free(x);
+    return t;
+}
+
+// All of one call.
+typedef struct Data {
+    SdpaArgs a;
+    size_t k_at, v_at;
+    Twin x, out, lse, dout, dx;
+} Data;
+
+static Data data_new(const Ops *g, const SdpaCase *c) {
+    Data d = {.a = packed_args(c)};
+    size_t B = (size_t)c->B, stats = B * (size_t)c->NH * c->T;
+    d.k_at = (size_t)c->NH * c->HS, d.v_at = d.k_at + (size_t)c->NKV * c->HS;
+    d.x = inputs(g, c, &d.a);
+    d.out = twin_new(g, TYPE_FX, B * d.a.o_batch), d.lse = twin_new(g, TYPE_F32, stats);
+    d.dout = twin_noise(g, TYPE_FX, B * d.a.o_batch, 2, 1);
+    d.dx = twin_noise(g, TYPE_FX, B * d.a.q_batch, 3, 1);
+    return d;
+}
+
+static void run_gpu(const Ops *g, Data *d) {
+    floatX *q = gpu(d->x), *k = fx_at(g, q, d->k_at), *v = fx_at(g, q, d->v_at), *dq = gpu(d->dx);
+    float *lse = (float *)d->lse.gpu;
+    g->sdpa_forward(gpu(d->out), lse, q, k, v, &d->a);
+    g->sdpa_backward(dq, fx_at(g, dq, d->k_at), fx_at(g, dq, d->v_at), gpu(d->dout), gpu(d->out),
+                     lse, q, k, v, &d->a);
+}
+
+// The gradient of scores near 120 carries their roundings, and those of the output.
+void sdpa_twin_training(TestCtx *t, const Ops *g, SdpaCase c) {
+    const Ops *o = ops_cpu();
+    Data d = data_new(g, &c);
+    floatX *q = cpu(d.x), *k = fx_at(o, q, d.k_at), *v = fx_at(o, q, d.v_at), *dq = cpu(d.dx);
+    o->sdpa_forward(cpu(d.out), d.lse.cpu, q, k, v, &d.a);
+    o->sdpa_backward(dq, fx_at(o, dq, d.k_at), fx_at(o, dq, d.v_at), cpu(d.dout), cpu(d.out),
+                     d.lse.cpu, q, k, v, &d.a);
+    run_gpu(g, &d);
+    // On tensor cores P and dS are rounded to bf16; sums are fp32.
+    double sums = (c.scores == SCORES_LARGE ? 32 : 4) * sum_tol((size_t)(c.T + c.HS));
+    double tol = sums + (is_bf16(g) ? 1.5 * 0x1p-8 : 0);
+    TWIN_CHECK(t, g, d.out, tol, 0);
+    TWIN_CHECK(t, g, d.lse, 4 * sum_tol((size_t)(c.T + c.HS)), 1e-6);
+    TWIN_CHECK(t, g, d.dx, 2 * tol, 0);
+    TWIN_FREE(t, g, &d.x, &d.out, &d.lse, &d.dout, &d.dx);
+}
+
+void *sdpa_twin_bits(TestCtx *t, const Ops *g, SdpaCase c, size_t *bytes) {
+    Data d = data_new(g, &c);
+    run_gpu(g, &d);
+    size_t n = (d.out.n + d.dx.n) * g->elem_size;
+    *bytes = n + d.lse.n * sizeof(float);
+    char *bits = mem_alloc(*bytes, 1);
+    g->download_bytes(bits, d.out.gpu, d.out.n * g->elem_size);
+    g->download_bytes(bits + d.out.n * g->elem_size, d.dx.gpu, d.dx.n * g->elem_size);
+    g->download_bytes(bits + n, d.lse.gpu, d.lse.n * sizeof(float));
+    TWIN_FREE(t, g, &d.x, &d.out, &d.lse, &d.dout, &d.dx);
+    return bits;
+}
+
+enum { ROWS = 3 };
+
+// The cache on both sides, NaN behind each row's end.
+static void *cache_new(const Ops *g, const SdpaArgs *a, const int *pos, const int *n_new,
+                       void **device) {
+    size_t n = ROWS * a->k_batch, size = a->kv_type == TYPE_BF16 ? 2 : 4;
+    float *x = mem_alloc(n, sizeof(float));
+    test_noise(x, n, 3, 2);
+    for (size_t b = 0; b < ROWS; b++) {
+        for (size_t i = (size_t)(pos[b] + n_new[b]) * a->k_token; i < a->k_batch; i++)
+            x[b * a->k_batch + i] = NAN;
+    }
+    void *host = mem_alloc(n, size);
+    for (size_t i = 0; i < n; i++) {
+        if (size == 2)
+            ((uint16_t *)host)[i] = bf16_from_f32(x[i]);
+        else
+            ((float *)host)[i] = x[i];
+    }
+    *device = g->alloc(n * size);
+    g->upload_bytes(*device, host, n * size);
+    mem_free(x);
+    return host;
+}
+
+void sdpa_twin_extend(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cache) {
+    const Ops *o = ops_cpu();
+    int pos[ROWS] = {cache.far, 0, 5}, n_new[ROWS] = {c.T, c.T > 1 ? c.T - 1 : 1, 0};
+    int Tmax = cache.far + c.T + 6, *gpos = twin_ints(g, pos, ROWS),
+        *gnew = twin_ints(g, n_new, ROWS);
+    SdpaArgs a = packed_args(&c);
+    size_t keys = (size_t)c.NKV * c.HS, row = cache.prefix ? keys : keys + (size_t)c.NKV * c.HV;
+    size_t v_at = cache.prefix ? 0 : keys;
+    a.B = ROWS, a.Tk = Tmax, a.k_token = a.v_token = row, a.k_batch = a.v_batch = Tmax * row;
+    if (cache.prefix) a.v_head = a.k_head;
+    a.kv_type = cache.bf16 ? TYPE_BF16 : TYPE_F32, a.max_pos = cache.far + c.T;
+    Twin q = twin_noise(g, TYPE_FX, ROWS * a.q_batch, 1, 2);
+    Twin out = twin_noise(g, TYPE_FX, ROWS * a.o_batch, 2, 1);
+    void *gk;
+    char *k = cache_new(g, &a, pos, n_new, &gk);
+    size_t size = cache.bf16 ? 2 : 4;
+    SdpaArgs ga = a;
+    a.pos = pos, a.n_new = n_new, ga.pos = gpos, ga.n_new = gnew;
+    o->sdpa_extend(cpu(out), cpu(q), k, k + v_at * size, &a);
+    g->sdpa_extend(gpu(out), gpu(q), gk, (char *)gk + v_at * size, &ga);
+    TWIN_CHECK(t, g, out, 4 * sum_tol((size_t)(Tmax + c.HS)) + (is_bf16(g) ? 1.5 * 0x1p-8 : 0), 0);
+    TWIN_FREE(t, g, &q, &out);
+    g->free(gk), g->free(gpos), g->free(gnew);
+    mem_free(k);
+}

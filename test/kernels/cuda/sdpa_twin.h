@@ -1,0 +1,28 @@
+// sdpa_twin.h - attention of a CUDA table against the CPU's, for the tests of both kinds of
+// kernels: whole sequences with gradients, and new tokens over a cache.
+#pragma once
+
+#include "test/kernels/cuda/twin.h"
+
+// Scores like those of a network; up to +-120; all the same.
+typedef enum Scores { SCORES_NOISE, SCORES_LARGE, SCORES_EQUAL } Scores;
+
+// q, k, v lie side by side in one row per token, with `pad` elements behind.
+typedef struct SdpaCase {
+    int B, T, NH, NKV, HS, HV, pad;
+    Scores scores;
+} SdpaCase;
+
+void sdpa_twin_training(TestCtx *t, const Ops *g, SdpaCase c);
+
+// T new tokens of three rows: behind `far` keys, behind none (one token less), none behind 5. A
+// cache of its own for keys and values, or one whose rows serve as both (v a prefix of k); NaN
+// behind every row's end.
+typedef struct SdpaCache {
+    bool bf16, prefix;
+    int far;
+} SdpaCache;
+void sdpa_twin_extend(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cache);
+
+// Outputs and gradients of a case on the device, all in one array: (bytes) freed with mem_free.
+void *sdpa_twin_bits(TestCtx *t, const Ops *g, SdpaCase c, size_t *bytes);
