@@ -1,0 +1,223 @@
+#!/bin/sh
+# test_program.sh - the real program from text to text: what it prints where, its exit status, one
+# sentence for each mistake, signals, and the whole way from a text file to a generated one.
+# Runs the train_gpt of the build that it was copied to.
+here=$(CDPATH= cd "$(dirname "$0")" && pwd)
+gpt=${TRAIN_GPT:-$here/../../train_gpt}
+tmp=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_test_XXXXXX") || exit 1
+trap 'rm -rf "$tmp"' EXIT
+trap 'exit 1' HUP INT TERM
+cd "$tmp" || exit 1
+export OMP_NUM_THREADS=1
+passed=0 failed=0 name= bad=0
+
+complain() {
+    bad=1
+    echo "  $name: $*"
+}
+
+# Runs the program; $status, out and err are what it left.
+run() {
+    "$gpt" "$@" >out 2>err </dev/null
+    status=$?
+}
+
+# works ARGS...: status 0; warnings at most on stderr.
+works() {
+    run "$@"
+    [ $status -eq 0 ] || complain "'$*': status $status: $(head -n 3 err)"
+    said=$(grep '^train_gpt: ' err | grep -v '^train_gpt: warning: ')
+    [ -z "$said" ] || complain "'$*': said $said"
+}
+
+# fails STATUS WORDS ARGS...: that status, one sentence with the words on stderr, nothing on stdout.
+fails() {
+    want=$1 words=$2
+    shift 2
+    run "$@"
+    [ $status -eq "$want" ] || complain "'$*': status $status, not $want: $(head -n 3 err)"
+    [ ! -s out ] || complain "'$*': stdout holds $(head -n 1 out)"
+    [ "$(wc -l <err)" -eq 1 ] || complain "'$*': stderr has $(wc -l <err) lines: $(head -n 3 err)"
+    grep -q '^train_gpt: ' err || complain "'$*': stderr is $(head -n 1 err)"
+    grep -qF -- "$words" err || complain "'$*': expected '$words', found $(head -n 1 err)"
+}
+
+holds() { # FILE WORDS
+    grep -qF -- "$2" "$1" || complain "$1 lacks '$2': $(head -n 3 "$1")"
+}
+
+# --- cases
+
+help_goes_to_stdout() {
+    for args in help --help -h 'help train' 'train --help' 'train -h' 'help generate' 'help eval' \
+        'help plan' 'help prepare' 'help bench' 'help config' 'help attention' 'help optim.matrix'; do
+        works $args
+        [ -s out ] || complain "$args: nothing on stdout"
+        [ ! -s err ] || complain "$args: stderr holds $(head -n 1 err)"
+    done
+    works help
+    for command in prepare train eval generate plan bench; do
+        holds out "train_gpt $command"
+    done
+    works help attention
+    for variant in mha mqa gqa mla lrkv; do
+        holds out "      $variant "
+    done
+}
+
+wrong_usage_has_status_2() {
+    run
+    [ $status -eq 2 ] && [ ! -s out ] && [ -s err ] || complain "no arguments: status $status"
+    fails 2 "unknown command 'trian'; did you mean train?" trian
+    fails 2 "unknown command" 'quite another'
+    fails 2 "unknown command or section" help nothing
+    fails 2 "did you mean --fresh?" train a.json --frehs
+    fails 2 "did you mean --prompt?" generate run --promt x
+    fails 2 "train expects a config file" train
+    fails 2 "eval expects" eval
+    fails 2 "generate expects" generate
+    fails 2 "plan expects" plan
+    fails 2 "train.steps" train a.json train.setps=3
+    fails 2 "section.field=value" train a.json b.json
+    fails 2 "optim.matrix.lr" train a.json optim.matrix.lr=fast
+    fails 2 "model.n_layer" plan a.json model.n_layer=0
+}
+
+missing_files_have_status_1() {
+    fails 1 "nowhere.json" train nowhere.json
+    fails 1 "nowhere.json" plan nowhere.json
+    fails 1 "nowhere" eval nowhere --data x.bin
+    fails 1 "nowhere" generate nowhere -p x
+    fails 1 "built for cpu" plan tiny.json --device tpu
+    echo '{"model": {"n_layres": 3}}' >wrong.json
+    fails 1 "n_layer" train wrong.json
+    echo '{"model": {"n_layer": 3' >wrong.json
+    fails 1 "wrong.json" train wrong.json
+    echo '{"base": "nowhere.json"}' >wrong.json
+    fails 1 "nowhere.json" train wrong.json
+    fails 1 "data/tokenizer.json" train tiny.json data.train=nowhere.bin checkpoint.dir=other
+}
+
+text_becomes_shards() {
+    works prepare text.txt --tokenizer train:300 --out data --val-fraction 0.1
+    for file in tokenizer.json train_*.bin val_*.bin; do
+        ls data/$file >/dev/null 2>&1 || complain "data/$file is missing: $(ls data)"
+    done
+}
+
+shards_become_a_model() {
+    works train tiny.json
+    [ ! -s out ] || complain "stdout holds $(head -n 1 out)"
+    holds err "finished at step 20"
+    [ -f run/step-00000020/model.safetensors ] || complain "no checkpoint: $(ls run)"
+    [ "$(grep -c '"loss"' run/metrics.jsonl)" -eq 20 ] || complain "not 20 steps in metrics.jsonl"
+    works train tiny.json
+    holds err "going on at step 20 of 20"
+    fails 1 "holds a run already" train tiny.json --fresh
+    fails 1 "model.n_embd 32 -> 64" train tiny.json model.n_embd=64
+    works train tiny.json train.steps=22
+    holds run/metrics.jsonl '{"step":22,'
+}
+
+the_model_is_scored() {
+    works eval run --data 'data/val_*.bin' --json
+    holds out '{"loss": '
+    [ "$(wc -l <out)" -eq 1 ] || complain "stdout has $(wc -l <out) lines"
+    works eval run --data text.txt --tokens 100
+    holds out "over 100 tokens"
+}
+
+the_model_writes() {
+    works generate run --prompt "the cat" -n 12 --seed 5
+    cp out first
+    holds err "generated 12 "
+    holds err "end: length"
+    works generate run --prompt "the cat" -n 12 --seed 5 --json
+    cmp -s out first || complain "the same seed gave another text"
+    holds err '"generated_tokens": 12'
+    printf 'the cat' >prompt
+    works generate run --prompt-file prompt -n 12 --seed 5
+    cmp -s out first || complain "a prompt from a file gave another text"
+    "$gpt" generate run -n 12 --seed 5 <prompt >out 2>err || complain "standard input: $(cat err)"
+    cmp -s out first || complain "a prompt from standard input gave another text"
+    works generate run -p "" -n 3
+    works generate run -p "the" -n 0
+    [ "$(wc -c <out)" -eq 1 ] || complain "-n 0 printed $(cat out)"
+    works generate run -p "the" -n -1 --ignore-eot
+    holds err "end: context"
+    works generate run -p "the" -n 4 --samples 3
+    holds out "--- sample 3"
+    fails 1 "the context holds 32" generate run --prompt-file text.txt
+    fails 1 "not both" generate run -p a --prompt-file prompt
+    fails 1 "top-p must lie in" generate run -p a --top-p 0
+}
+
+a_full_disk_is_noticed() {
+    [ -c /dev/full ] || return
+    "$gpt" generate run -p the -n 4 >/dev/full 2>err </dev/null && complain "status 0 on a full disk"
+    holds err "writing the text failed"
+}
+
+signals_save_and_end_well() {
+    rm -rf slow
+    "$gpt" train tiny.json checkpoint.dir=slow train.steps=1000000 >slow.out 2>slow.err &
+    child=$!
+    tries=0
+    while ! grep -q '"step":3,' slow/metrics.jsonl 2>/dev/null && [ $tries -lt 600 ]; do
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+    fails 1 "another process" train tiny.json checkpoint.dir=slow train.steps=1000000
+    kill -TERM $child
+    wait $child
+    status=$?
+    [ $status -eq 0 ] || complain "status $status after SIGTERM"
+    ls slow/step-*/state.json >/dev/null 2>&1 || complain "no checkpoint after SIGTERM: $(ls slow)"
+    works eval slow --data 'data/val_*.bin' --tokens 50
+    rm -rf slow
+}
+
+plans_allocate_nothing() {
+    works plan tiny.json
+    holds out "parameters"
+    works plan tiny.json --json
+    works plan tiny.json model.n_layer=100 model.n_embd=16384 model.n_head=128
+    holds out "parameters"
+}
+
+# --- what the cases need
+
+awk 'BEGIN {
+    split("the a one this that", d, " "); split("cat dog bird fish fox", s, " ")
+    split("sees likes eats hears finds", v, " ")
+    for (i = 0; i < 1500; i++) {
+        x = (i * 7919 + int(i / 7) * 31) % 625
+        printf "%s %s %s %s %s.\n", d[x % 5 + 1], s[int(x / 5) % 5 + 1], v[int(x / 25) % 5 + 1],
+            d[(x + i) % 5 + 1], s[int(x / 125) % 5 + 1]
+    }
+}' >text.txt
+cat >tiny.json <<'END'
+{
+  "model": {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 300, "seq_len": 32},
+  "attention": {"type": "lrkv", "rank": 3},
+  "data": {"train": "data/train_*.bin", "val": "data/val_*.bin", "tokenizer": "data/tokenizer.json"},
+  "batch": {"tokens": 128},
+  "schedule": {"warmup_steps": 2},
+  "train": {"steps": 20, "eval_every": 10, "eval_tokens": 256, "sample_every": 10, "threads": 1},
+  "checkpoint": {"dir": "run", "every": 8}
+}
+END
+
+for name in help_goes_to_stdout wrong_usage_has_status_2 missing_files_have_status_1 \
+    text_becomes_shards shards_become_a_model the_model_is_scored the_model_writes \
+    a_full_disk_is_noticed signals_save_and_end_well plans_allocate_nothing; do
+    bad=0
+    $name
+    if [ $bad -eq 0 ]; then
+        passed=$((passed + 1)) && echo "ok   $name"
+    else
+        failed=$((failed + 1)) && echo "FAIL $name"
+    fi
+done
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed -eq 0 ]
