@@ -10,7 +10,8 @@ extern "C" {
 
 // Runs `body` in all thread orders; a GPU has its own.
 template <typename F> static void in_all_orders(F body) {
-    for (const char *order : {"forward", "reverse", "shuffle:1"}) {
+    static const char *const orders[] = {"forward", "reverse", "shuffle:1"};
+    for (const char *order : orders) {
         setenv("GPU_EMU_ORDER", order, 1);
         body();
     }
