@@ -107,6 +107,7 @@ typedef struct Bench {
     int depth[BENCH_DEPTHS], n_depths;
     bool depths_given;  // depths beyond the context are refused, else left out
     int decode_tokens;  // in one repetition
+    int muon_configs;   // most configs whose optimizer is measured by itself: it takes long
     int repeat;
     double seconds;   // for all sections together, as far as one repetition of each fits
     bool quiet;       // no progress on stderr

@@ -97,14 +97,13 @@ bool bench_muon(Bench *b, Error *err) {
     int left = 0;
     for (int i = 0; i < b->n_configs; i++)
         left += uses_muon(&b->config[i].c);
-    b->items = left;
+    b->items = min_int(left, b->muon_configs);
     for (int i = 0; i < b->n_configs; i++) {
-        if (!uses_muon(&b->config[i].c)) {
-            bench_progress(b, "muon", b->config[i].name, "left out: no tensor uses muon");
-            continue;
-        }
-        bench_progress(b, "muon", b->config[i].name, "");
-        if (!measure_config(b, &b->config[i], err)) return false;
+        const char *what = !uses_muon(&b->config[i].c) ? "left out: no tensor uses muon"
+                           : b->items == 0             ? "left out unless the config is named"
+                                                       : NULL;
+        bench_progress(b, "muon", b->config[i].name, what ? what : "");
+        if (!what && !measure_config(b, &b->config[i], err)) return false;
     }
     return true;
 }

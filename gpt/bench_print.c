@@ -117,7 +117,8 @@ static const struct {
 };
 
 void bench_open(Bench *b) {
-    *b = (Bench){.batch = 1, .decode_tokens = 8, .repeat = 5, .seconds = 150};
+    *b = (Bench){
+        .batch = 1, .decode_tokens = 8, .muon_configs = BENCH_CONFIGS, .repeat = 5, .seconds = 150};
     for (int i = 0; i < N_BENCH_SECTIONS; i++)
         bench_table_open(&b->table[i], bench_section_name[i], table_list[i].column,
                          table_list[i].n);
