@@ -54,6 +54,11 @@ __global__ void loss_add_kernel(StepState *state, const float *losses, size_t n,
     if (threadIdx.x == 0) state->loss_sum += scale * sum;
 }
 
+// Threads for n elements: whole warps, no more than there is work for.
+static unsigned threads_for(size_t n, size_t most) {
+    return (unsigned)min_size(round_up(n, WARP), most);
+}
+
 static void step_begin_cuda(StepState *state) {
     LAUNCH(step_begin_kernel, 1, WARP, 0, cuda_stream())(state);
 }
@@ -61,8 +66,9 @@ static void step_begin_cuda(StepState *state) {
 static void grad_sumsq_cuda(StepState *state, const float *g, size_t n, int tensor) {
     size_t blocks = grid_fill(ceil_div(n, 4 * BLOCK), 8);
     double *part = static_cast<double *>(cuda_scratch(blocks * sizeof(double)));
-    LAUNCH(sumsq_share_kernel, blocks, BLOCK, WARP * sizeof(double), cuda_stream())(part, g, n);
-    LAUNCH(sumsq_add_kernel, 1, BLOCK, WARP * sizeof(double), cuda_stream())
+    LAUNCH(sumsq_share_kernel, blocks, threads_for(n, BLOCK), WARP * sizeof(double), cuda_stream())
+    (part, g, n);
+    LAUNCH(sumsq_add_kernel, 1, threads_for(blocks, BLOCK), WARP * sizeof(double), cuda_stream())
     (state, part, (int)blocks, tensor);
 }
 
@@ -71,7 +77,7 @@ static void grad_finish_cuda(StepState *state, float max_norm) {
 }
 
 static void loss_add_cuda(StepState *state, const float *losses, size_t n, double scale) {
-    LAUNCH(loss_add_kernel, 1, BLOCK_LOSS, WARP * sizeof(double), cuda_stream())
+    LAUNCH(loss_add_kernel, 1, threads_for(n, BLOCK_LOSS), WARP * sizeof(double), cuda_stream())
     (state, losses, n, scale);
 }
 
