@@ -97,8 +97,27 @@ static int cut(int n, int parts, int i) {
     return (int)((int64_t)n * i / parts);
 }
 
-// All tiles of one chunk of C: rows from m0, columns from n0, words from k0. Work-shares in the
-// team.
+// One tile. With few strips B is what costs: then a panel is read in one go, from end to end.
+static void tile_run(const Plan *p, GemmBlock t, size_t n0, size_t k0) {
+    const GemmArgs *g = p->g;
+    int strips = t.s1 - t.s0, last = t.p1, step = strips > 4 ? last - t.p0 : strips > 1 ? 1 : 4;
+    for (; t.p0 < last; t.p0 = t.p1) {
+        t.p1 = min_int(last, t.p0 + step);
+        size_t k = 0;
+        do {
+            bool first = k0 + k == 0;
+            t.k0 = k;
+            t.kw = min_size(KC, t.a_words - k);
+            t.load = g->accumulate || !first;
+            t.bias = first && g->bias && (size_t)g->n_bias > n0 ? g->bias + n0 : NULL;
+            t.n_bias = t.bias ? g->n_bias - (int)n0 : 0;
+            gemm_block(&t);
+            k += KC;
+        } while (k < t.a_words);
+    }
+}
+
+// All tiles of one chunk of C: rows from m0, columns from n0, words from k0. Shared by the team.
 static void tiles_run(const Plan *p, size_t m0, size_t n0, size_t k0) {
     const GemmArgs *g = p->g;
     size_t words = min_size(p->k_chunk, p->words - k0);
@@ -129,17 +148,7 @@ static void tiles_run(const Plan *p, size_t m0, size_t n0, size_t k0) {
         t.s1 = cut(strips, grid.rows, i % grid.rows + 1);
         t.p0 = cut(panels, grid.cols, i / grid.rows);
         t.p1 = cut(panels, grid.cols, i / grid.rows + 1);
-        size_t k = 0;
-        do {
-            bool first = k0 + k == 0;
-            t.k0 = k;
-            t.kw = min_size(KC, words - k);
-            t.load = g->accumulate || !first;
-            t.bias = first && g->bias && (size_t)g->n_bias > n0 ? g->bias + n0 : NULL;
-            t.n_bias = t.bias ? g->n_bias - (int)n0 : 0;
-            gemm_block(&t);
-            k += KC;
-        } while (k < words);
+        tile_run(p, t, n0, k0);
     }
 }
 

@@ -16,7 +16,7 @@ typedef struct Micro {
     const float *bias;  // one float per column, or NULL
 } Micro;
 
-enum { NV = NR / LANES, MAX_GROUP = 4, MAX_VECTORS = MAX_GROUP * NV };
+enum { NV = NR / LANES, MAX_GROUP = 4, MAX_VECTORS = MAX_GROUP * NV, FETCH_AHEAD = 2048 };
 typedef float FloatU __attribute__((aligned(4), may_alias));
 
 // acc[i][j] += a[i] * b[j] for one word of a strip.
@@ -56,11 +56,18 @@ ALWAYS_INLINE void add_pair_products(VecF *acc, const char *a, const VecU *b, in
 ALWAYS_INLINE void micro_step(VecF *acc, const char *a, const char *b, size_t panel_bytes, int rows,
                               int panels, GemmType type) {
     int nv = panels * NV;
+    // With a few rows the units wait for B from memory, yet a step is too long for the processor to
+    // see far ahead by itself; with one or two rows it does.
+    bool fetch = rows > 2 && rows * 3 <= MR * 2;
     VecU words[MAX_VECTORS];
     VecF bv[MAX_VECTORS];
     UNROLL for (int j = 0; j < nv; j++) {
         words[j] = vec_load_words(b + (size_t)(j / NV) * panel_bytes + (j % NV) * LANES * 4);
         bv[j] = (VecF)words[j];
+        if (fetch && j * LANES % 16 == 0) {
+            __builtin_prefetch(b + (size_t)(j / NV) * panel_bytes + (j % NV) * LANES * 4 +
+                               FETCH_AHEAD);
+        }
     }
     if (type == GEMM_BF16)
         add_pair_products(acc, a, words, rows, nv);
@@ -69,8 +76,7 @@ ALWAYS_INLINE void micro_step(VecF *acc, const char *a, const char *b, size_t pa
 }
 
 // Several panels at once where few rows would leave the multiply-add units waiting for their own
-// results. Four steps to a turn of the loop where a step is short, to spend fewer instructions on
-// it.
+// results. Four steps to a turn where a step is short, to spend fewer instructions on the loop.
 ALWAYS_INLINE void micro_kernel(const Micro *m, int rows, int panels, GemmType type) {
     VecF acc[MR * NV];
     int nv = panels * NV;
@@ -105,7 +111,7 @@ ALWAYS_INLINE void micro_kernel(const Micro *m, int rows, int panels, GemmType t
     }
 }
 
-// X(rows, panels) for each kernel; GROUP panels are the most for that number of rows.
+// X(rows, panels) for each kernel.
 #define MICRO_KERNELS_6(X) X(1, 4) X(2, 2) X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1)
 #if MR == 12
     #define MICRO_KERNELS(X)                                                                       \

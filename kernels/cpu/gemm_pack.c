@@ -9,7 +9,8 @@
 #include "kernels/cpu/gemm_kernel.h"
 
 enum {
-    BLOCK = 32,      // values of K packed at a time; even
+    BLOCK = 32,      // values of K transposed at a time; even
+    COLUMNS = 16,    // values of K packed at a time from rows that lie side by side; even
     GROUP_ROWS = 96  // rows that share a pass over memory, in which they lie side by side
 };
 
@@ -182,7 +183,7 @@ static void pack_strip(WordU *strip, int width, const WordU *src, size_t row, si
 // each line of memory is read once.
 static void pack_rows(void *strips, const StripPack *p, int from, int n) {
     size_t words = strip_words(p->K, p->form);
-    int block = p->row == 1 ? BLOCK : max_int(p->K, 1);
+    int block = p->row == 1 ? COLUMNS : max_int(p->K, 1);
     for (int k = 0; k < p->K; k += block) {
         int K = min_int(block, p->K - k);
         for (int i = from; i < from + n; i += p->width) {

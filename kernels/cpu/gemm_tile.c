@@ -77,7 +77,8 @@ ALWAYS_INLINE void tile_kernel(const Tile *t, int rows, int nv) {
     #define TILE_KERNELS(X)                                                                        \
         TILE_KERNELS_6(X)                                                                          \
         X(3, 4)                                                                                    \
-        X(4, 4) TILE_PAIR(X, 7) TILE_PAIR(X, 8) TILE_PAIR(X, 9) TILE_PAIR(X, 10) TILE_PAIR(X, 11)  \
+        X(4, 4)                                                                                    \
+        TILE_PAIR(X, 7) TILE_PAIR(X, 8) TILE_PAIR(X, 9) TILE_PAIR(X, 10) TILE_PAIR(X, 11)          \
             TILE_PAIR(X, 12)
 #else
     #define TILE_KERNELS(X) TILE_KERNELS_6(X)
