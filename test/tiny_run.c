@@ -292,6 +292,16 @@ double tiny_last_metric(const TinyRun *r, const char *run, const char *key) {
     return last;
 }
 
+int tiny_events(const TinyRun *r, const char *run, const char *event, const char *words) {
+    char *text = read_metrics(r, run), *rest = text, *line, key[64];
+    int n = 0;
+    snprintf(key, sizeof key, "\"event\":\"%s\"", event);
+    while ((line = strtok_r(rest, "\n", &rest)))
+        n += strstr(line, key) && strstr(line, words);
+    mem_free(text);
+    return n;
+}
+
 void tiny_same_file(TestCtx *t, const TinyRun *r, const char *a, const char *b) {
     char *path[2] = {tiny_path(r, a), tiny_path(r, b)}, *text[2];
     size_t n[2];

@@ -62,5 +62,7 @@ int tiny_command(const TinyRun *r, CommandMain *command, const char *const *args
 char *tiny_losses(const TinyRun *r, const char *run);
 // The value of a key in the last training line of RUN/metrics.jsonl, NAN without it.
 double tiny_last_metric(const TinyRun *r, const char *run, const char *key);
+// Lines of that event in RUN/metrics.jsonl that hold the words.
+int tiny_events(const TinyRun *r, const char *run, const char *event, const char *words);
 // Whether the two files hold the same bytes; both must exist.
 void tiny_same_file(TestCtx *t, const TinyRun *r, const char *a, const char *b);

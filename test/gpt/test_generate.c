@@ -20,6 +20,12 @@ static void greedy_text_is_that_of_the_forward_pass(TestCtx *t) {
             gen_must(t, g, "hello", &o);
             Buf want = gen_by_forward(g, "hello", 12);
             gen_expect(t, g, 0, want.text, want.n, v->label);
+            // Every sample starts from the same prefill.
+            o.samples = 3;
+            gen_must(t, g, "hello", &o);
+            for (int k = 0; k < 3; k++)
+                gen_expect(t, g, k, want.text, want.n, v->label);
+            o.samples = 1;
             buf_free(&want);
             buf_free(&more);
             gen_free(g);

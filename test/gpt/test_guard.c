@@ -207,14 +207,15 @@ static void a_row_of_them_goes_back_to_the_checkpoint(TestCtx *t) {
         Error err;
         Buf said = {0};
         tiny_run_config(r, &c, v->settings,
-                        "train.steps=12 train.max_skips=3 checkpoint.every=4 train.eval_every=5");
+                        "train.steps=12 train.max_skips=3 checkpoint.every=4 train.eval_every=4");
         Fault f = gradient_fault(6, 9, 2, NAN);
         CHECK_MSG(t, tiny_train(r, &c, faulty_ops(f), RUN_RESUME, &said, &err), "%s", err.text);
         check_said(t, &said, "step 8: rolled back to step 4");
         check_steps(t, r, "run", 12, 0, 0);
         CheckpointState s = newest(t, r, "run");
         CHECK(t, s.step == 12 && s.rollbacks == 1 && s.skipped_steps == 0 && s.skips_in_row == 0);
-        // 8 steps were read before, 8 after.
+        // 8 steps were read before, 8 after. Step 4 is not evaluated once more.
+        CHECK(t, tiny_events(r, "run", "eval", "{\"step\":4,") == 1);
         CHECK(t, s.samples == 16 * TINY_BATCH && s.tokens == 12 * TINY_BATCH * TINY_SEQ);
         char *undone = tiny_path(r, "run/metrics.discarded-1.jsonl");
         CHECK(t, file_exists(undone));

@@ -9,6 +9,9 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _OPENMP
+    #include <omp.h>
+#endif
 
 #define MODEL "run/step-00000003/" CHECKPOINT_MODEL
 
@@ -172,6 +175,38 @@ static void overrides_change_what_is_free(TestCtx *t) {
     tiny_close(r);
 }
 
+#ifdef _OPENMP
+static const Ops *open_tiny(ElemType act, Error *err) {
+    (void)act, (void)err;
+    return tiny_ops();
+}
+
+// The run was trained with one thread; here the override says three.
+static void threads_are_those_of_the_override(TestCtx *t) {
+    static const Device device = {"cpu", open_tiny};
+    static const char *const three[] = {"train.threads=3"};
+    const Program program = {&device, 1};
+    TinyRun *r = trained(t, NULL);
+    char *path = tiny_path(r, "run");
+    Loaded l;
+    Error err;
+    set_threads(2);
+    CHECK_MSG(t, loaded_open(&l, path, NULL, 0, &program, "cpu", &err), "%s", err.text);
+    CHECK(t, omp_get_max_threads() == 2 && l.tok != NULL);
+    loaded_close(&l);
+    CHECK_MSG(t, loaded_open(&l, path, three, 1, &program, "cpu", &err), "%s", err.text);
+    CHECK(t, omp_get_max_threads() == 3);
+    loaded_close(&l);
+    set_threads(1);
+    mem_free(path);
+    tiny_close(r);
+}
+#else
+static void threads_are_those_of_the_override(TestCtx *t) {
+    test_skip(t, "built without OpenMP");
+}
+#endif
+
 static void another_shape_is_a_sentence(TestCtx *t) {
     static const struct {
         const char *setting, *words;
@@ -325,6 +360,7 @@ TEST_MAIN({"a_model_is_named_in_three_ways", a_model_is_named_in_three_ways},
           {"eval_agrees_with_training", eval_agrees_with_training},
           {"text_and_limits_are_counted", text_and_limits_are_counted},
           {"overrides_change_what_is_free", overrides_change_what_is_free},
+          {"threads_are_those_of_the_override", threads_are_those_of_the_override},
           {"another_shape_is_a_sentence", another_shape_is_a_sentence},
           {"what_is_missing_is_named", what_is_missing_is_named},
           {"usage_errors_have_status_2", usage_errors_have_status_2},

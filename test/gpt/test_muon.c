@@ -276,6 +276,15 @@ static void a_step_moves_by_the_rate_times_the_aspect(TestCtx *t) {
         for (int k = 0; k < rank; k++)
             near += values[k] > 0.65 && values[k] < 1.2;
         CHECK_MSG(t, near == rank, "%s: %d of %d near 1", names[i], near, rank);
+        // Along the tensor's own gradient: noise of its index.
+        double inner = 0, square = 0;
+        test_noise(wide, n, (uint64_t)tensor_find(&m->params, names[i]), 1);
+        for (size_t k = 0; k < n; k++) {
+            inner += (double)before[k] * (double)wide[k];
+            square += (double)wide[k] * (double)wide[k];
+        }
+        CHECK_MSG(t, inner > 0.6 * sqrt(square * rank), "%s: turned by %g", names[i],
+                  inner / sqrt(square * rank));
         model_free(m);
         mem_free(before);
         mem_free(wide);

@@ -208,6 +208,16 @@ static void expect_refusal(TestCtx *t, const TinyRun *r, const Config *c, const 
     CHECK_ERROR(t, err, words);
 }
 
+// A tokenizer.json whose end of text has another name of the same length; the caller's.
+static char *rename_end_of_text(TestCtx *t, const char *json) {
+    char *copy = str_copy(json);
+    int found = 0;
+    for (char *at = copy; (at = strstr(at, "<|endoftext|>")); found++)
+        memcpy(at, "<|endofdata|>", 13);
+    CHECK(t, found > 0);
+    return copy;
+}
+
 static void another_model_is_refused_by_name(TestCtx *t) {
     static const struct {
         const char *settings, *words;
@@ -257,21 +267,16 @@ static void other_shards_and_tokenizers_are_refused(TestCtx *t) {
     tiny_shard(r, "train_1.bin", ids, TINY_SEQ * 5);
     expect_refusal(t, r, &c, "data.train holds other shards than this run was trained on");
     CHECK(t, file_write_atomic(shard, bytes, n, &err));
-    // A tokenizer without one merge: the same number of ids, another meaning.
+    // Another tokenizer of as many ids under the same name.
     char *path = tiny_path(r, "tokenizer.json");
     CHECK(t, file_read(path, 1 << 20, &tok, &n_tok, &err));
-    Buf changed = {0};
-    buf_add(&changed, tok, n_tok);
-    char *merge = strstr(changed.text, "hell o");
-    char *pair = merge ? NULL : strstr(changed.text, "\"hell\",");
-    CHECK(t, merge || pair);
-    if (merge) memcpy(merge, "h ello", 6);
-    CHECK(t, file_write_atomic(path, changed.text, changed.n, &err));
-    expect_refusal(t, r, &c, "okenizer");
+    char *changed = rename_end_of_text(t, tok);
+    CHECK(t, file_write_atomic(path, changed, n_tok, &err));
+    expect_refusal(t, r, &c, "data.tokenizer is another tokenizer than this run was trained with");
     CHECK(t, file_write_atomic(path, tok, n_tok, &err));
     tiny_must_train(t, r, &c, tiny_ops());
     CHECK(t, tiny_last_metric(r, "run", "step") == 4);
-    buf_free(&changed);
+    mem_free(changed);
     mem_free(bytes);
     mem_free(tok);
     mem_free(path);
@@ -332,11 +337,8 @@ static void a_new_beginning_takes_its_own_tokenizer(TestCtx *t) {
     char *path = tiny_path(r, "tokenizer.json"), *text;
     size_t n;
     CHECK(t, file_read(path, 1 << 20, &text, &n, &err));
-    int found = 0;
-    for (char *at = text; (at = strstr(at, "<|endoftext|>")); found++)
-        memcpy(at, "<|endofdata|>", 13);
-    CHECK(t, found > 0);
-    CHECK(t, file_write_atomic(path, text, n, &err));
+    char *changed = rename_end_of_text(t, text);
+    CHECK(t, file_write_atomic(path, changed, n, &err));
     said.n = 0;
     CHECK_MSG(t, tiny_train_child(r, &c, tiny_ops(), &said) == 0, "%s", said.text);
     char *copy = tiny_path(r, "run/tokenizer.json");
@@ -346,6 +348,7 @@ static void a_new_beginning_takes_its_own_tokenizer(TestCtx *t) {
     tokenizer_free(tok);
     buf_free(&said);
     mem_free(text);
+    mem_free(changed);
     mem_free(path);
     mem_free(copy);
     tiny_close(r);

@@ -2,6 +2,7 @@
 // it, its bits depend on the config alone, it reads every sample of every epoch, and it counts
 // right. (Resuming is in test_resume, non-finite steps in test_guard.)
 #define _POSIX_C_SOURCE 200809L
+#include "gpt/plan.h"
 #include "test/arrays.h"
 #include "test/tiny_run.h"
 
@@ -80,22 +81,6 @@ static void evaluation_and_samples_leave_no_trace(TestCtx *t) {
     }
 }
 
-// Lines of an event in DIR/name/metrics.jsonl whose text holds `words`.
-static int count_events(const TinyRun *r, const char *name, const char *event, const char *words) {
-    char *path = tiny_path(r, name), *text, *line;
-    Error err;
-    Buf key = {0};
-    int n = 0;
-    if (!file_read(path, 1 << 26, &text, NULL, &err)) die("%s", err.text);
-    buf_printf(&key, "\"event\":\"%s\"", event);
-    for (char *rest = text; (line = strtok_r(rest, "\n", &rest));)
-        n += strstr(line, key.text) && strstr(line, words);
-    buf_free(&key);
-    mem_free(text);
-    mem_free(path);
-    return n;
-}
-
 static void events_come_when_they_are_due(TestCtx *t) {
     TinyRun *r = tiny_open();
     Config c;
@@ -105,19 +90,19 @@ static void events_come_when_they_are_due(TestCtx *t) {
                     "train.sample_every=5 train.sample_tokens=3");
     tiny_must_train(t, r, &c, tiny_ops());
     // Before the first step, at 4 and 8, and at the end.
-    CHECK(t, count_events(r, "run/metrics.jsonl", "eval", "") == 4);
-    CHECK(t, count_events(r, "run/metrics.jsonl", "eval", "{\"step\":0,") == 1);
-    CHECK(t, count_events(r, "run/metrics.jsonl", "eval", "{\"step\":11,") == 1);
-    CHECK(t, count_events(r, "run/metrics.jsonl", "eval", "\"val_tokens\":40,") == 4);
-    CHECK(t, count_events(r, "run/metrics.jsonl", "sample", "\"text\":\"") == 2);
+    CHECK(t, tiny_events(r, "run", "eval", "") == 4);
+    CHECK(t, tiny_events(r, "run", "eval", "{\"step\":0,") == 1);
+    CHECK(t, tiny_events(r, "run", "eval", "{\"step\":11,") == 1);
+    CHECK(t, tiny_events(r, "run", "eval", "\"val_tokens\":40,") == 4);
+    CHECK(t, tiny_events(r, "run", "sample", "\"text\":\"") == 2);
     tiny_put_aside(r, "a");
     tiny_run_config(r, &c, NULL, "train.steps=2 train.eval_every=2 train.eval_tokens=5");
     tiny_must_train(t, r, &c, tiny_ops());
-    CHECK(t, count_events(r, "run/metrics.jsonl", "eval", "\"val_tokens\":5,") == 2);
+    CHECK(t, tiny_events(r, "run", "eval", "\"val_tokens\":5,") == 2);
     tiny_put_aside(r, "b");
     tiny_run_config(r, &c, NULL, "train.steps=2 train.eval_every=2 train.eval_tokens=100000");
     tiny_must_train(t, r, &c, tiny_ops());
-    CHECK(t, count_events(r, "run/metrics.jsonl", "eval", "\"val_tokens\":112,") == 2);
+    CHECK(t, tiny_events(r, "run", "eval", "\"val_tokens\":112,") == 2);
     tiny_close(r);
 }
 
@@ -201,6 +186,12 @@ static void every_epoch_has_every_sample_once(TestCtx *t) {
         orders += epoch > 0 && memcmp(at, seen, TINY_SAMPLES * sizeof *seen) != 0;
     }
     CHECK_MSG(t, orders == 4, "epochs are in the same order");
+    int first[TINY_SAMPLES];
+    memcpy(first, seen, sizeof first);
+    tiny_put_aside(r, "seed1");
+    tiny_set(&c, "train.seed=2 train.steps=11");
+    tiny_must_train(t, r, &c, watching_ops());
+    CHECK_MSG(t, memcmp(first, seen, sizeof first) != 0, "seeds are in the same order");
     tiny_close(r);
 }
 
@@ -226,7 +217,7 @@ static void micro_batches_read_the_same_data(TestCtx *t) {
         Config c;
         Buf more = {0};
         buf_printf(&more, "train.steps=12 batch.micro_batch=%s", micro[i]);
-        tiny_run_config(r, &c, tiny_variants[4].settings, more.text);
+        tiny_run_config(r, &c, tiny_variants[6].settings, more.text);
         tiny_must_train(t, r, &c, watching_ops());
         loss = tiny_last_metric(r, "run", "loss");
         CHECK(t, n_seen == 12 * TINY_BATCH);
@@ -277,16 +268,44 @@ static void tokens_count_the_whole_step(TestCtx *t) {
     tiny_close(r);
 }
 
+// The first step of a warm-up over four steps is a step at a quarter of the rates: the gradients of
+// the second step tell.
 static void the_rate_in_use_follows_the_schedule(TestCtx *t) {
+    FOR_EACH_TINY(v) {
+        TinyRun *r = tiny_open();
+        Config c;
+        static const char every[] = "train.steps=4 checkpoint.every=1 checkpoint.keep=0 ";
+        Buf warm = {0};
+        buf_printf(&warm, "%s schedule.warmup_steps=4", every);
+        train_and_put_aside(t, r, v->settings, warm.text, "warm");
+        CHECK(t, tiny_last_metric(r, "warm", "lr") == 0.02);
+        tiny_run_config(r, &c, v->settings, every);
+        for (int k = 0; k < N_KINDS; k++)
+            c.optim.group[k].lr /= 4;
+        tiny_must_train(t, r, &c, tiny_ops());
+        CHECK(t, tiny_last_metric(r, "run", "lr") == 0.005);
+        check_same_weights(t, r, "warm", "run", "step-00000002");
+        buf_free(&warm);
+        tiny_close(r);
+    }
+}
+
+// What is printed as FLOP/s is the tokens/s beside it times plan's FLOPs of a token.
+static void rates_agree_with_each_other(TestCtx *t) {
     TinyRun *r = tiny_open();
     Config c;
-    tiny_run_config(r, &c, NULL,
-                    "train.steps=8 schedule.kind=linear schedule.warmup_steps=4 log.every=1");
-    Buf said = {0};
+    Plan plan;
     Error err;
-    CHECK_MSG(t, tiny_train(r, &c, tiny_ops(), RUN_RESUME, &said, &err), "%s", err.text);
-    CHECK(t, tiny_last_metric(r, "run", "lr") == 0.005);  // a quarter of 0.02
-    buf_free(&said);
+    tiny_run_config(r, &c, NULL, "train.steps=2 batch.micro_batch=1");
+    tiny_must_train(t, r, &c, tiny_ops());
+    CHECK(t, plan_compute(&plan, &c, tiny_ops(), 1, 0, &err));
+    double tokens = tiny_last_metric(r, "run", "tokens_per_s");
+    double flops = tiny_last_metric(r, "run", "flops_per_s");
+    CHECK_MSG(t, fabs(flops / tokens - plan.flops.causal) <= 1e-6 * plan.flops.causal,
+              "%g FLOP/s at %g tokens/s", flops, tokens);
+    // This step cannot have taken longer than both together.
+    CHECK(t, TINY_BATCH * TINY_SEQ / tokens <= tiny_last_metric(r, "run", "elapsed_s"));
+    plan_free(&plan);
     tiny_close(r);
 }
 
@@ -330,4 +349,5 @@ TEST_MAIN({"one_batch_is_learnt_by_heart", one_batch_is_learnt_by_heart},
           {"micro_batches_read_the_same_data", micro_batches_read_the_same_data},
           {"tokens_count_the_whole_step", tokens_count_the_whole_step},
           {"the_rate_in_use_follows_the_schedule", the_rate_in_use_follows_the_schedule},
+          {"rates_agree_with_each_other", rates_agree_with_each_other},
           {"what_cannot_work_is_refused_at_the_start", what_cannot_work_is_refused_at_the_start})
