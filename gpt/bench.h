@@ -56,6 +56,7 @@ enum { BENCH_SAMPLES = 100 };  // most repetitions
 typedef struct BenchTimes {
     double sample[BENCH_SAMPLES];  // seconds
     int n;
+    double processor;  // seconds of all threads during the samples
 } BenchTimes;
 
 void bench_add(BenchTimes *t, double seconds);
@@ -159,7 +160,7 @@ enum {
     STEP_TOKEN_SPEED,
     STEP_SPEED,
     STEP_SHARE,
-    STEP_CPU,   // of the processor time that all threads could have had
+    STEP_CPU,   // of the processors
     STEP_PASS,  // forward and backward
     STEP_FORWARD,
     STEP_BACKWARD,
@@ -192,6 +193,7 @@ enum {
     PREFILL_TOKEN_SPEED,
     PREFILL_SPEED,
     PREFILL_SHARE,
+    PREFILL_CPU,
     PREFILL_REPETITIONS
 };
 enum {
@@ -204,6 +206,7 @@ enum {
     DECODE_BYTES,
     DECODE_SPEED,
     DECODE_SHARE,
+    DECODE_CPU,
     DECODE_WEIGHT_BYTES,
     DECODE_CACHE_BYTES,
     DECODE_CACHE_ALLOCATED,
@@ -234,3 +237,7 @@ void bench_set_threads(int n);  // 0: leave it
 bool bench_rss_reset(void);
 // The high-water mark in bytes, since the reset where there was one.
 size_t bench_rss_peak(void);
+// Processor time of this process so far, seconds of all threads together.
+double bench_processor_seconds(void);
+// The share of the processors that the samples got; well below 1, neighbours had the rest.
+double bench_processor_share(const BenchTimes *t);

@@ -64,8 +64,10 @@ static bool prefill(Infer *s, double seconds, Error *err) {
     plan_free(&plan);
     BenchTimes times = {.n = 0};
     extend(s, 0, s->ids, s->prompt);
+    double processor = bench_processor_seconds();
     while (bench_more(&times, s->b->repeat, seconds))
         bench_add(&times, extend(s, 0, s->ids, s->prompt));
+    times.processor = bench_processor_seconds() - processor;
     double median = bench_median(&times);
     int row = bench_row(t);
     bench_set_text(t, row, PREFILL_CONFIG, s->bc->name);
@@ -74,6 +76,7 @@ static bool prefill(Infer *s, double seconds, Error *err) {
     bench_set(t, row, PREFILL_SECONDS, median);
     bench_set(t, row, PREFILL_TOKEN_SPEED, s->prompt / median);
     bench_set(t, row, PREFILL_SPEED, flops / median);
+    bench_set(t, row, PREFILL_CPU, bench_processor_share(&times));
     bench_set(t, row, PREFILL_REPETITIONS, times.n);
     return true;
 }
@@ -112,12 +115,14 @@ static bool decode(Infer *s, int depth, double seconds, Error *err) {
     plan_free(&plan);
     BenchTimes times = {.n = 0};
     extend(s, depth, s->ids, 1);
+    double processor = bench_processor_seconds();
     while (bench_more(&times, s->b->repeat, seconds)) {
         double sum = 0;
         for (int i = 0; i < n; i++)
             sum += extend(s, depth + i, s->ids + i, 1);
         bench_add(&times, sum);
     }
+    times.processor = bench_processor_seconds() - processor;
     double token = bench_median(&times) / n;
     int row = bench_row(t);
     bench_set_text(t, row, DECODE_CONFIG, s->bc->name);
@@ -131,6 +136,7 @@ static bool decode(Infer *s, int depth, double seconds, Error *err) {
     bench_set(t, row, DECODE_BYTES, weights + cached);
     bench_set(t, row, DECODE_SPEED, (weights + cached) / token);
     bench_set(t, row, DECODE_CACHE_ALLOCATED, (double)s->cache->bytes);
+    bench_set(t, row, DECODE_CPU, bench_processor_share(&times));
     bench_set(t, row, DECODE_REPETITIONS, times.n);
     return true;
 }

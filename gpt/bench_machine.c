@@ -3,6 +3,7 @@
 #include "gpt/bench.h"
 
 #include <string.h>
+#include <time.h>
 #ifdef _OPENMP
     #include <omp.h>
 #endif
@@ -57,4 +58,12 @@ size_t bench_rss_peak(void) {
     if (!proc_line("/proc/self/status", "VmHWM", text, sizeof text)) return peak_rss_bytes();
     text[strcspn(text, " \t")] = 0;
     return parse_i64(text, &kib) ? (size_t)kib * 1024 : peak_rss_bytes();
+}
+
+double bench_processor_seconds(void) {
+    return (double)clock() / CLOCKS_PER_SEC;
+}
+
+double bench_processor_share(const BenchTimes *t) {
+    return bench_share(t->processor, bench_total(t) * bench_threads());
 }

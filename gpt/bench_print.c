@@ -78,6 +78,7 @@ static const BenchColumn prefill_columns[] = {
     [PREFILL_TOKEN_SPEED] = NUMBER("tokens_per_s", "tokens/s", 1, 1),
     [PREFILL_SPEED] = NUMBER("flops_per_s", "GFLOP/s", 1e9, 1),
     [PREFILL_SHARE] = NUMBER("share_of_peak", "% of peak", 0.01, 1),
+    [PREFILL_CPU] = NUMBER("processor_share", "cpu %", 0.01, 0),
     [PREFILL_REPETITIONS] = NUMBER("repetitions", "runs", 1, 0),
 };
 
@@ -91,6 +92,7 @@ static const BenchColumn decode_columns[] = {
     [DECODE_BYTES] = NUMBER("bytes_per_token", "MB/token", 1e6, 1),
     [DECODE_SPEED] = NUMBER("bytes_per_s", "GB/s", 1e9, 2),
     [DECODE_SHARE] = NUMBER("share_of_read", "% of read", 0.01, 1),
+    [DECODE_CPU] = NUMBER("processor_share", "cpu %", 0.01, 0),
     [DECODE_WEIGHT_BYTES] = NUMBER("weight_bytes", "weights MB", 1e6, 1),
     [DECODE_CACHE_BYTES] = NUMBER("cache_bytes", "cache MB", 1e6, 2),
     [DECODE_CACHE_ALLOCATED] = NUMBER("cache_bytes_allocated", NULL, 1, 0),

@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <string.h>
-#include <time.h>
 
 static const double LR_FACTOR = 1e-9;
 
@@ -63,7 +62,6 @@ static bool update(StepBench *s, double *seconds, Error *err) {
 
 typedef struct StepTimes {
     BenchTimes step, pass, update, forward, prepare;
-    double processor;  // seconds of all threads during the steps
 } StepTimes;
 
 // The first pass and the first update of a new model wait for their memory: neither counts.
@@ -75,10 +73,10 @@ static bool measure(StepBench *s, StepTimes *t, int repeat, double seconds, Erro
     bench_add(&t->forward, pass(s, false));
     double left = seconds - (now_seconds() - start);
     while (bench_more(&t->step, repeat, left)) {
-        clock_t before = clock();
+        double before = bench_processor_seconds();
         double p = pass(s, true);
         if (!update(s, &u, err)) return false;
-        t->processor += (double)(clock() - before) / CLOCKS_PER_SEC;
+        t->step.processor += bench_processor_seconds() - before;
         bench_add(&t->pass, p);
         bench_add(&t->update, u);
         bench_add(&t->step, p + u);
@@ -108,8 +106,7 @@ static void report(BenchTable *t, int row, const StepBench *s, const StepTimes *
     bench_set(t, row, STEP_SECONDS, seconds);
     bench_set(t, row, STEP_TOKEN_SPEED, tokens / seconds);
     bench_set(t, row, STEP_SPEED, flops * tokens / seconds);
-    bench_set(t, row, STEP_CPU,
-              bench_share(times->processor, bench_total(&times->step) * bench_threads()));
+    bench_set(t, row, STEP_CPU, bench_processor_share(&times->step));
     bench_set(t, row, STEP_PASS, bench_median(&times->pass));
     bench_set(t, row, STEP_FORWARD, forward);
     bench_set(t, row, STEP_BACKWARD, difference(bench_median(&times->pass), forward));
