@@ -67,8 +67,8 @@ const char *str_nearest(const char *s, const char *const *names, int n);
 bool parse_i64(const char *s, int64_t *out);
 bool parse_f64(const char *s, double *out);
 
-// The whole file, NUL-terminated, owned by the caller (mem_free); refuses files over max_bytes. n may
-// be NULL.
+// The whole file, NUL-terminated, owned by the caller (mem_free); refuses files over max_bytes.
+// n may be NULL.
 bool file_read(const char *path, size_t max_bytes, char **data, size_t *n, Error *err);
 // Writes through a temporary file in the same directory, fsync and rename.
 bool file_write_atomic(const char *path, const void *data, size_t n, Error *err);

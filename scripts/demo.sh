@@ -56,7 +56,7 @@ $gpt train configs/demo.json train.steps=$steps checkpoint.dir=demo/run
 
 say "the held-out text, at most 50,000 tokens"
 before=$(sed -n 's/.*"step":0,.*"val_bits_per_byte":\([0-9.]*\).*/\1/p' demo/run/metrics.jsonl)
-printf 'before training: %s bits per byte\nafter training:  ' "$before"
+printf 'before training: %.4f bits per byte\nafter training:  ' "$before"
 $gpt eval demo/run --data 'demo/data/val_*.bin' --tokens 50000
 
 say "a sample, decoded with the LRKV cache"
@@ -65,20 +65,22 @@ $gpt generate demo/run --prompt "It is a truth" -n 120 --seed 2
 say "killed and resumed equals straight, bit for bit"
 small="configs/demo.json model.n_layer=2 model.n_embd=128 model.n_head=2 batch.tokens=512 model.seq_len=64
     train.steps=$kill_steps train.eval_every=0 train.sample_every=0 checkpoint.every=2"
+# Both runs use the same directory, because its name is part of the config that checkpoints hold.
 # shellcheck disable=SC2086
-$gpt train $small checkpoint.dir=demo/straight 2>/dev/null
+$gpt train $small checkpoint.dir=demo/exact 2>/dev/null
+mv demo/exact demo/straight
 # shellcheck disable=SC2086
-$gpt train $small checkpoint.dir=demo/killed 2>/dev/null &
+$gpt train $small checkpoint.dir=demo/exact 2>/dev/null &
 victim=$!
-while [ ! -s demo/killed/latest ] && kill -0 $victim 2>/dev/null; do sleep 0.05; done
+while [ ! -s demo/exact/latest ] && kill -0 $victim 2>/dev/null; do sleep 0.05; done
 kill -KILL $victim 2>/dev/null || true
 wait $victim 2>/dev/null || true
-echo "killed after $(cat demo/killed/latest)"
+echo "killed after $(cat demo/exact/latest)"
 # shellcheck disable=SC2086
-$gpt train $small checkpoint.dir=demo/killed 2>/dev/null
+$gpt train $small checkpoint.dir=demo/exact 2>/dev/null
 last=$(cat demo/straight/latest)
 for f in model.safetensors optimizer.safetensors; do
-    cmp "demo/straight/$last/$f" "demo/killed/$last/$f"
+    cmp "demo/straight/$last/$f" "demo/exact/$last/$f"
     echo "$f: the same $(wc -c <"demo/straight/$last/$f") bytes"
 done
 
