@@ -119,12 +119,19 @@ float *bench_noise(size_t n) {
 void bench_fill(Model *m) {
     size_t most = 0;
     for (int i = 0; i < m->params.n; i++) {
-        size_t n = spec_logical(&m->params.tensor[i].spec);
+        size_t n = spec_stored(&m->params.tensor[i].spec);
         if (n > most) most = n;
     }
     float *noise = bench_noise(most);
-    for (int i = 0; i < m->params.n; i++)
-        model_set_tensor(m, i, noise);
+    for (int i = 0; i < m->params.n; i++) {
+        const Tensor *t = &m->params.tensor[i];
+        size_t n = spec_stored(&t->spec);
+        if (t->spec.type == TYPE_FX && n == spec_logical(&t->spec))
+            m->ops->upload((floatX *)(m->param_arena + t->bytes_at), noise, n);
+        else
+            model_set_tensor(m, i, noise);  // padding stays zero
+    }
+    m->ops->sync();
     mem_free(noise);
     model_prepare(m);
 }
