@@ -4,6 +4,7 @@
 // them, so the cut into chunks and tiles follows the number of threads without touching the bits.
 #include "kernels/cpu/gemm.h"
 
+#include <math.h>
 #include <stdlib.h>
 #ifdef _OPENMP
     #include <omp.h>
@@ -72,19 +73,22 @@ typedef struct Grid {
 } Grid;
 
 // The cut that leaves the last thread busy for the shortest time. Smaller tiles balance better but
-// read their operands more often: a tile costs as much as its area plus a part of its edges.
+// read their operands more often: a tile costs as much as its area plus a part of its edges. Tried
+// are numbers of tiles at or just below multiples of the number of threads.
 static Grid grid_make(int strips, int panels, int threads) {
-    Grid best = {(int)ceil_div((size_t)strips, TILE_STRIPS),
-                 (int)ceil_div((size_t)panels, strips == 1 ? 4 : TILE_PANELS)};
-    if (threads == 1 || best.rows * (int64_t)best.cols >= 16 * (int64_t)threads) return best;
-    Grid least = best;
-    double best_cost = -1;
+    Grid least = {(int)ceil_div((size_t)strips, TILE_STRIPS),
+                  (int)ceil_div((size_t)panels, strips == 1 ? 4 : TILE_PANELS)};
+    if (threads == 1 || least.rows * (int64_t)least.cols >= 16 * (int64_t)threads) return least;
+    Grid best = least;
+    double best_cost = INFINITY;
     for (int r = least.rows; r <= min_int(strips, 4 * least.rows); r++) {
-        for (int c = least.cols; c <= min_int(panels, 4 * least.cols); c++) {
+        int turns = (int)ceil_div((size_t)r * (size_t)least.cols, (size_t)threads);
+        for (int k = turns; k < turns + 4; k++) {
+            int c = min_int(panels, max_int(least.cols, k * threads / r));
             double rounds = (double)ceil_div((size_t)r * (size_t)c, (size_t)threads);
             double h = (double)strips / r, w = (double)panels / c;
             double cost = rounds * (h * w + 0.1 * (h + w) + 1);
-            if (best_cost < 0 || cost < best_cost) {
+            if (cost < best_cost) {
                 best_cost = cost;
                 best = (Grid){r, c};
             }
