@@ -155,11 +155,12 @@ const Setting config_table[] = {
 
     // --- data
     {.key = "data.train", .type = SETTING_TEXT, TEXT(data.train), .initial_text = "",
-     .fixed = true, .help = "Training shards: file patterns separated by spaces."},
+     .help = "Training shards: file patterns separated by spaces. A run goes on only with the same "
+             "shards, in any folder."},
     {.key = "data.val", .type = SETTING_TEXT, TEXT(data.val), .initial_text = "",
      .help = "Validation shards: file patterns separated by spaces."},
     {.key = "data.tokenizer", .type = SETTING_TEXT, TEXT(data.tokenizer), .initial_text = "",
-     .fixed = true, .help = "Tokenizer file, for samples and bits per byte."},
+     .help = "Tokenizer file, for samples and bits per byte. A run goes on only with the same one."},
     {.key = "data.shuffle", .type = SETTING_BOOL, AT(data.shuffle), .initial = 1, .fixed = true,
      .help = "Read samples in a random order that depends on train.seed; false: as stored."},
 

@@ -49,7 +49,8 @@ void model_prepare(Model *m);
 void model_step_begin(Model *m);
 
 // Activations for micro-batches of B sequences of T tokens, freed with the model or by another
-// call.
+// call. A model that was not created for training needs those of one layer only: it has losses and
+// logits, but no model_step with a backward pass.
 void model_alloc_acts(Model *m, int B, int T);
 size_t model_acts_bytes(const Config *c, const Ops *ops, int B, int T);
 // Rows of logits that exist at a time when the loss of N tokens is computed: the head's products.

@@ -53,12 +53,12 @@ static void carve_saved(Carver *k, LayerActs *a, const Attention *attn, const At
     }
 }
 
-void acts_layout(Acts *a, const Config *c, const Ops *ops, const AttnDims *d, bool training) {
+void acts_layout(Acts *a, const Config *c, const Ops *ops, const AttnDims *d, ActsUse use) {
     const Attention *attn = attention_find(c->attention.type);
     size_t N = (size_t)d->B * (size_t)d->T, C = (size_t)d->C, fx = ops->elem_size;
     size_t F = (size_t)c->model.ffn_dim, fc = F * (c->model.activation == ACT_SWIGLU ? 2 : 1);
     int Vp = config_padded_vocab(c);
-    bool layer_norm = c->model.norm == NORM_LAYER;
+    bool layer_norm = c->model.norm == NORM_LAYER, training = use == ACTS_TRAIN;
     Carver k = {.base = a->arena};
     a->B = d->B, a->T = d->T;
     a->ids = carve(&k, N, sizeof(int));
@@ -71,7 +71,7 @@ void acts_layout(Acts *a, const Config *c, const Ops *ops, const AttnDims *d, bo
     for (int l = 0; l < a->n_layers; l++) {
         LayerActs unused, *layer = a->layer ? &a->layer[l] : &unused;
         carve_layer(&k, layer, c, d, fx);
-        if (training) carve_saved(&k, layer, attn, d, fx);
+        if (use != ACTS_EXTEND) carve_saved(&k, layer, attn, d, fx);
     }
     a->branch = carve(&k, N * C, fx);
     a->res_f = carve(&k, N * C, fx);
@@ -79,8 +79,8 @@ void acts_layout(Acts *a, const Config *c, const Ops *ops, const AttnDims *d, bo
     carve_stats(&k, &a->mean_f, &a->rstd_f, N, layer_norm);
     a->chunk = (int)model_logit_rows(c, ops, N);
     a->logits = carve(&k, (size_t)a->chunk * (size_t)Vp, fx);
-    a->last = carve(&k, training ? 0 : (size_t)d->B * C, fx);
-    a->scratch = carve(&k, training ? attn->scratch(d) : attn->extend_scratch(d), 1);
+    a->last = carve(&k, use == ACTS_EXTEND ? (size_t)d->B * C : 0, fx);
+    a->scratch = carve(&k, use == ACTS_EXTEND ? attn->extend_scratch(d) : attn->scratch(d), 1);
     a->dres = carve(&k, training ? N * C : 0, fx);
     a->dtmp = carve(&k, training ? N * C : 0, fx);
     a->dfc = carve(&k, training ? N * fc : 0, fx);
@@ -88,13 +88,13 @@ void acts_layout(Acts *a, const Config *c, const Ops *ops, const AttnDims *d, bo
     a->bytes = k.used;
 }
 
-Acts *acts_create(const Model *m, const AttnDims *d, bool training) {
+Acts *acts_create(const Model *m, const AttnDims *d, ActsUse use) {
     Acts *a = mem_alloc(1, sizeof *a);
-    a->n_layers = training ? m->L : 1;
+    a->n_layers = use == ACTS_TRAIN ? m->L : 1;
     a->layer = mem_alloc((size_t)a->n_layers, sizeof(LayerActs));
-    acts_layout(a, &m->cfg, m->ops, d, training);
+    acts_layout(a, &m->cfg, m->ops, d, use);
     a->arena = m->ops->alloc(a->bytes);
-    acts_layout(a, &m->cfg, m->ops, d, training);
+    acts_layout(a, &m->cfg, m->ops, d, use);
     return a;
 }
 
@@ -108,13 +108,13 @@ void acts_free(const Model *m, Acts *a) {
 void model_alloc_acts(Model *m, int B, int T) {
     acts_free(m, m->acts);
     AttnDims d = config_attn_dims(&m->cfg, B, T, T);
-    m->acts = acts_create(m, &d, true);
+    m->acts = acts_create(m, &d, m->grad_arena ? ACTS_TRAIN : ACTS_FORWARD);
     m->B = B, m->T = T;
 }
 
 size_t model_acts_bytes(const Config *c, const Ops *ops, int B, int T) {
     AttnDims d = config_attn_dims(c, B, T, T);
     Acts a = {.n_layers = c->model.n_layer};
-    acts_layout(&a, c, ops, &d, true);
+    acts_layout(&a, c, ops, &d, ACTS_TRAIN);
     return a.bytes;
 }

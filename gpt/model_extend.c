@@ -35,7 +35,7 @@ Cache *cache_create(const Model *m, int B, int Tmax, int chunk) {
     c->pos = mem_alloc((size_t)B, sizeof(int));
     c->device_pos = m->ops->alloc((size_t)B * sizeof(int));
     c->device_n_new = m->ops->alloc((size_t)B * sizeof(int));
-    c->acts = acts_create(m, &d, false);
+    c->acts = acts_create(m, &d, ACTS_EXTEND);
     return c;
 }
 

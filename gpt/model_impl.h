@@ -3,7 +3,11 @@
 
 #include "gpt/model.h"
 
-// Activations of one layer. In inference all layers share one set.
+// What activations are for: every layer's kept for the backward pass, one layer's after the other
+// for losses and logits, or the same for new tokens over a cache.
+typedef enum ActsUse { ACTS_TRAIN, ACTS_FORWARD, ACTS_EXTEND } ActsUse;
+
+// Activations of one layer. Only in training every layer has its own.
 typedef struct LayerActs {
     floatX *res_in;                 // (N, C) residual stream before attention
     floatX *ln_1;                   // (N, C) normed
@@ -24,23 +28,23 @@ typedef struct Acts {
     float *losses;       // (N)
     floatX *embed;       // (N, C) before embed_norm
     float *embed_mean, *embed_rstd;
-    LayerActs *layer;  // (L), or (1) in inference
+    LayerActs *layer;  // (L) in training, else (1)
     int n_layers;
     floatX *branch;        // (N, C) output of attention or mlp
     floatX *res_f, *ln_f;  // (N, C)
     float *mean_f, *rstd_f;
     floatX *logits;  // (chunk, Vp)
     int chunk;       // rows of logits at a time
-    floatX *last;    // (B, C) inference: rows whose logits are wanted
+    floatX *last;    // (B, C) ACTS_EXTEND: rows whose logits are wanted
     void *scratch;   // the variant's
-    // training only
+    // ACTS_TRAIN
     floatX *dres, *dtmp;  // (N, C)
     floatX *dfc, *dact;   // (N, F or 2F), (N, F)
 } Acts;
 
 // Lays the activations out in acts->arena, or only counts acts->bytes when it is NULL.
-void acts_layout(Acts *acts, const Config *c, const Ops *ops, const AttnDims *d, bool training);
-Acts *acts_create(const Model *m, const AttnDims *d, bool training);
+void acts_layout(Acts *acts, const Config *c, const Ops *ops, const AttnDims *d, ActsUse use);
+Acts *acts_create(const Model *m, const AttnDims *d, ActsUse use);
 void acts_free(const Model *m, Acts *acts);
 
 // Row indices in model->params: globals by name, rows inside a layer by offset.

@@ -179,6 +179,7 @@ void model_step(Model *m, const int *ids, const int *targets, double n_targets, 
     Acts *a = m->acts;
     AttnDims d = begin(m, ids, targets);
     double scale = n_targets > 0 ? 1 / n_targets : 0;
+    assert((!backward || m->grad_arena) && "the model was not created for training");
     model_trunk(m, a, &d, NULL, 0);
     loss_chunks(m, a, (float)scale, backward);
     m->ops->loss_add(m->state, a->losses, (size_t)a->B * (size_t)a->T, scale);

@@ -229,10 +229,21 @@ static bool due(int64_t step, int64_t every) {
     return every > 0 && step % every == 0;
 }
 
+// Data that can't be read ends the run, but not what was reached. Returns false.
+static bool keep_steps(Trainer *t) {
+    Error why;
+    if (t->saved_step == t->n.step || t->n.step == 0 || t->n.skips_in_row) return false;
+    if (train_save(t, &why))
+        warn("step %lld was saved in %s", (long long)t->n.step, t->run.path);
+    else
+        warn("%s", why.text);
+    return false;
+}
+
 static bool evaluate_and_report(Trainer *t, Error *err) {
     EvalSum sum;
     if (!t->val) return true;
-    if (!train_evaluate(t, &sum, err)) return false;
+    if (!train_evaluate(t, &sum, err)) return keep_steps(t);
     train_report_eval(t, &sum);
     return true;
 }
@@ -246,7 +257,7 @@ static bool loop(Trainer *t, Error *err) {
         StepState state;
         int64_t rollbacks = t->n.rollbacks;
         double before = now_seconds();
-        ok = train_step(t, &state, err);
+        ok = train_step(t, &state, err) || keep_steps(t);
         if (!ok) break;
         train_report_step(t, &state, now_seconds() - before);
         ok = guard(t, &state, err);

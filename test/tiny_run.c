@@ -17,11 +17,12 @@
 const TinyVariant tiny_variants[] = {
     {"mha", "attention.type=mha"},
     {"mqa", "attention.type=mqa"},
-    {"gqa", "attention.type=gqa attention.n_kv_head=2"},
+    {"gqa", "attention.type=gqa attention.n_kv_head=2 optim.muon_unit=head"},
     {"mla", "attention.type=mla attention.kv_lora_rank=12"},
     {"lrkv", "attention.type=lrkv attention.rank=3"},
     {"mla decoupled", "attention.type=mla attention.kv_lora_rank=12 attention.q_lora_rank=10 "
-                      "attention.qk_rope_head_dim=4 attention.v_head_dim=6"},
+                      "attention.qk_rope_head_dim=4 attention.v_head_dim=6 "
+                      "model.activation=swiglu"},
     {"lrkv merged", "attention.type=lrkv attention.rank=3 attention.path=merged"},
     {"mha gpt2", "attention.type=mha model.norm=layernorm model.norm_weight=true "
                  "model.embed_norm=false model.position=learned model.qk_norm=false "

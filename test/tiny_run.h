@@ -49,7 +49,8 @@ bool tiny_train(const TinyRun *r, const Config *c, const Ops *ops, RunStart star
                 Error *err);
 // The same, and the test fails when the run does.
 void tiny_must_train(TestCtx *t, const TinyRun *r, const Config *c, const Ops *ops);
-// In a child: its exit status, or minus the number of the signal that ended it.
+// In a child, of a process that has computed with one thread only (OpenMP does not survive fork):
+// its exit status, or minus the number of the signal that ended it.
 int tiny_train_child(const TinyRun *r, const Config *c, const Ops *ops, Buf *said);
 // Renames DIR/run, which the next run would go on from, to DIR/name.
 void tiny_put_aside(const TinyRun *r, const char *name);

@@ -360,10 +360,11 @@ TEST_MAIN({"a_model_is_named_in_three_ways", a_model_is_named_in_three_ways},
           {"eval_agrees_with_training", eval_agrees_with_training},
           {"text_and_limits_are_counted", text_and_limits_are_counted},
           {"overrides_change_what_is_free", overrides_change_what_is_free},
-          {"threads_are_those_of_the_override", threads_are_those_of_the_override},
           {"another_shape_is_a_sentence", another_shape_is_a_sentence},
           {"what_is_missing_is_named", what_is_missing_is_named},
           {"usage_errors_have_status_2", usage_errors_have_status_2},
           {"damaged_files_are_sentences", damaged_files_are_sentences},
           {"a_damaged_checkpoint_is_passed_over", a_damaged_checkpoint_is_passed_over},
-          {"weights_that_are_not_finite_are_reported", weights_that_are_not_finite_are_reported})
+          {"weights_that_are_not_finite_are_reported", weights_that_are_not_finite_are_reported},
+          // Last: children of a process that has computed with several threads may hang.
+          {"threads_are_those_of_the_override", threads_are_those_of_the_override})

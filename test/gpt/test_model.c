@@ -101,53 +101,6 @@ static void every_variant_is_tested(TestCtx *t) {
     }
 }
 
-static void tensors_are_named_aligned_and_layer_by_layer(TestCtx *t) {
-    FOR_EACH_TINY(v) {
-        Config c;
-        tiny_config(&c, v->settings, "model.n_layer=3");
-        TensorTable table;
-        model_params(&table, &c, sizeof(float));
-        int layer = -1;
-        for (int i = 0; i < table.n; i++) {
-            const Tensor *x = &table.tensor[i];
-            char prefix[16] = "";
-            if (x->layer >= 0) snprintf(prefix, sizeof prefix, "h.%d.", x->layer);
-            CHECK_MSG(t, strncmp(x->name, prefix, strlen(prefix)) == 0, "%s", x->name);
-            CHECK_MSG(t, tensor_find(&table, x->name) == i, "%s stands twice", x->name);
-            CHECK_MSG(t, x->spec.join || x->bytes_at % 256 == 0, "%s", x->name);
-            // wte (and wpe), then the layers in order, then the final norm and the head.
-            CHECK_MSG(t, x->layer == layer || x->layer == layer + 1 || (x->layer < 0 && layer == 2),
-                      "%s", x->name);
-            layer = x->layer < 0 && layer == 2 ? 2 : x->layer;
-            CHECK_MSG(
-                t, spec_rows(&x->spec) >= x->spec.dim[0] && spec_cols(&x->spec) >= x->spec.dim[1],
-                "%s", x->name);
-        }
-        CHECK(t, tensor_find(&table, "wte") == 0 && layer == 2);
-        CHECK(t, tensor_find(&table, "h.2.mlp.c_proj") > 0);
-        CHECK_MSG(t, (tensor_find(&table, "lm_head") > 0) != c.model.tied_embeddings, "%s",
-                  v->label);
-        tensor_table_free(&table);
-    }
-}
-
-static void tensors_go_in_and_come_out(TestCtx *t) {
-    FOR_EACH_TINY(v) {
-        Step *s = step_new(v->settings, NULL);
-        for (int i = 0; i < s->m->params.n; i++) {
-            size_t n = spec_logical(&s->m->params.tensor[i].spec);
-            float *in = mem_alloc(n, sizeof(float)), *out = mem_alloc(n, sizeof(float));
-            test_noise(in, n, (uint64_t)i, 1);
-            model_set_tensor(s->m, i, in);
-            model_get_tensor(s->m, i, out);
-            CHECK_SAME_BITS(t, in, out, n * sizeof(float));
-            mem_free(in);
-            mem_free(out);
-        }
-        step_free(s);
-    }
-}
-
 static void micro_batches_agree_with_the_whole_batch(TestCtx *t) {
     FOR_EACH_TINY(v) {
         Step *s = step_new(v->settings, NULL);
@@ -378,9 +331,6 @@ static void merged_and_factored_agree(TestCtx *t) {
 }
 
 TEST_MAIN({"every_variant_is_tested", every_variant_is_tested},
-          {"tensors_are_named_aligned_and_layer_by_layer",
-           tensors_are_named_aligned_and_layer_by_layer},
-          {"tensors_go_in_and_come_out", tensors_go_in_and_come_out},
           {"micro_batches_agree_with_the_whole_batch", micro_batches_agree_with_the_whole_batch},
           {"uneven_targets_have_equal_weight", uneven_targets_have_equal_weight},
           {"micro_batches_without_targets_add_nothing", micro_batches_without_targets_add_nothing},

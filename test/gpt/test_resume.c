@@ -86,8 +86,7 @@ static void check_same_end(TestCtx *t, const TinyRun *r, int step) {
     CHECK_MSG(t, strlen(x) > 20 && strcmp(x, y) == 0, "losses\n    %s\n    %s", x, y);
     mem_free(x);
     mem_free(y);
-    // Nothing is left of interrupted saves.
-    DirList l;
+    DirList l;  // nothing is left of interrupted saves
     Error err;
     char *dir = tiny_path(r, "run");
     CHECK(t, dir_list(&l, dir, &err));
@@ -164,7 +163,10 @@ static void every_variant_goes_on_to_the_bit(TestCtx *t) {
     FOR_EACH_TINY(v) {
         TinyRun *r = tiny_open();
         Config c;
-        tiny_run_config(r, &c, v->settings, "train.steps=7 checkpoint.every=2");
+        // Every second one with bf16 products.
+        static const char *const more[] = {"train.steps=7 checkpoint.every=2",
+                                           "train.steps=7 checkpoint.every=2 train.compute=bf16"};
+        tiny_run_config(r, &c, v->settings, more[(v - tiny_variants) % 2]);
         int64_t all = count_calls(t, r, &c, false);
         tiny_put_aside(r, "straight");
         int64_t moments[2] = {all / 2, all / 3};
@@ -242,8 +244,7 @@ static void another_model_is_refused_by_name(TestCtx *t) {
     // Several at once are all named, and the run is as it was.
     Config other = c;
     tiny_set(&other, "model.n_layer=3 train.seed=2");
-    expect_refusal(t, r, &other, "model.n_layer 2 -> 3");
-    expect_refusal(t, r, &other, "train.seed 1 -> 2");
+    expect_refusal(t, r, &other, "model.n_layer 2 -> 3, train.seed 1 -> 2");
     tiny_must_train(t, r, &c, tiny_ops());
     tiny_close(r);
 }
@@ -282,6 +283,40 @@ static void other_shards_and_tokenizers_are_refused(TestCtx *t) {
     mem_free(path);
     mem_free(shard);
     mem_free(more);
+    tiny_close(r);
+}
+
+// Shards are known by their names and sizes, the tokenizer by its contents: folders may change.
+static void data_may_move_to_another_folder(TestCtx *t) {
+    TinyRun *r = tiny_open();
+    Config c;
+    Buf said = {0}, moved = {0};
+    tiny_run_config(r, &c, tiny_variants[4].settings, "train.steps=6 checkpoint.every=3");
+    tiny_must_train(t, r, &c, tiny_ops());
+    tiny_put_aside(r, "straight");
+    int64_t all = count_calls(t, r, &c, false);
+    remove_run(r);
+    Alarm a = {.at = all * 2 / 3, .number = SIGKILL};
+    CHECK(t, tiny_train_child(r, &c, alarming_ops(a), &said) == -SIGKILL);
+    static const char *const names[] = {"train_0.bin", "train_1.bin", "train_2.bin",
+                                        "tokenizer.json"};
+    char *dir = tiny_path(r, "elsewhere");
+    Error err;
+    CHECK(t, dir_make(dir, &err));
+    for (int i = 0; i < 4; i++) {
+        char *from = tiny_path(r, names[i]), *to = path_join(dir, names[i]);
+        CHECK(t, rename(from, to) == 0);
+        mem_free(from);
+        mem_free(to);
+    }
+    buf_printf(&moved, "data.train=%s/train_*.bin data.tokenizer=%s/tokenizer.json", dir, dir);
+    tiny_set(&c, moved.text);
+    CHECK_MSG(t, tiny_train(r, &c, tiny_ops(), RUN_RESUME, &said, &err), "%s", err.text);
+    tiny_same_file(t, r, "straight/step-00000006/" CHECKPOINT_OPTIMIZER,
+                   "run/step-00000006/" CHECKPOINT_OPTIMIZER);
+    mem_free(dir);
+    buf_free(&moved);
+    buf_free(&said);
     tiny_close(r);
 }
 
@@ -359,6 +394,7 @@ TEST_MAIN({"a_run_in_pieces_ends_as_a_run_in_one", a_run_in_pieces_ends_as_a_run
           {"a_signal_saves_the_step_it_came_in", a_signal_saves_the_step_it_came_in},
           {"another_model_is_refused_by_name", another_model_is_refused_by_name},
           {"other_shards_and_tokenizers_are_refused", other_shards_and_tokenizers_are_refused},
+          {"data_may_move_to_another_folder", data_may_move_to_another_folder},
           {"what_is_free_may_change", what_is_free_may_change},
           {"fresh_runs_destroy_nothing", fresh_runs_destroy_nothing},
           {"a_new_beginning_takes_its_own_tokenizer", a_new_beginning_takes_its_own_tokenizer})

@@ -340,6 +340,40 @@ static void what_cannot_work_is_refused_at_the_start(TestCtx *t) {
     tiny_close(r);
 }
 
+// A shard that goes bad on the way ends the run, and what was reached is kept.
+static void data_that_goes_bad_costs_no_steps(TestCtx *t) {
+    enum { N = 7 * TINY_BATCH * TINY_SEQ + 1, VAL = 4 * TINY_SEQ + 1 };
+    for (int val = 0; val < 2; val++) {
+        TinyRun *r = tiny_open();
+        Config c;
+        Error err;
+        Buf more = {0};
+        int ids[N];
+        tiny_ids(ids, N, TINY_VOCAB, 3);
+        tiny_shard(r, "good.bin", ids, N);
+        ids[val ? VAL / 2 : 5 * TINY_BATCH * TINY_SEQ + 7] = TINY_VOCAB + 9;
+        tiny_shard(r, "bad.bin", ids, val ? VAL : N);
+        buf_printf(&more,
+                   "data.train=%s/%s.bin data.val=%s/bad.bin data.shuffle=false "
+                   "train.steps=7 checkpoint.every=4",
+                   r->dir, val ? "good" : "bad", r->dir);
+        tiny_run_config(r, &c, NULL, more.text);
+        // A validation shard is read before the first step too, unless the run goes on.
+        if (val) {
+            tiny_set(&c, "train.steps=1");
+            tiny_must_train(t, r, &c, tiny_ops());
+            tiny_set(&c, "train.steps=7 train.eval_every=5");
+        }
+        CHECK(t, !tiny_train(r, &c, tiny_ops(), RUN_RESUME, NULL, &err));
+        CHECK_ERROR(t, err, "bad.bin");
+        char *kept = tiny_path(r, "run/step-00000005/" CHECKPOINT_STATE);
+        CHECK_MSG(t, file_exists(kept), "no checkpoint of step 5: %s", err.text);
+        mem_free(kept);
+        buf_free(&more);
+        tiny_close(r);
+    }
+}
+
 TEST_MAIN({"one_batch_is_learnt_by_heart", one_batch_is_learnt_by_heart},
           {"evaluation_and_samples_leave_no_trace", evaluation_and_samples_leave_no_trace},
           {"events_come_when_they_are_due", events_come_when_they_are_due},
@@ -350,4 +384,5 @@ TEST_MAIN({"one_batch_is_learnt_by_heart", one_batch_is_learnt_by_heart},
           {"tokens_count_the_whole_step", tokens_count_the_whole_step},
           {"the_rate_in_use_follows_the_schedule", the_rate_in_use_follows_the_schedule},
           {"rates_agree_with_each_other", rates_agree_with_each_other},
+          {"data_that_goes_bad_costs_no_steps", data_that_goes_bad_costs_no_steps},
           {"what_cannot_work_is_refused_at_the_start", what_cannot_work_is_refused_at_the_start})
