@@ -29,7 +29,7 @@ static bool open_device(int index, Error *err) {
     snprintf(device.isa, sizeof device.isa, "sm_%d%d", p.major, p.minor);
     device.index = index;
     device.n_sm = p.multiProcessorCount;
-    device.shared_limit = p.sharedMemPerBlockOptin;
+    device.shared_bytes = device.shared_limit = p.sharedMemPerBlockOptin;
     e = cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking);
     if (e != cudaSuccess) return error_set(err, "GPU %d: %s", index, cudaGetErrorString(e));
     device.blas = blas_open();
@@ -41,6 +41,13 @@ bool cuda_open(int index, Error *err) {
     if (!device.is_open) return open_device(index, err);
     if (device.index == index) return true;
     return error_set(err, "GPU %d: this process uses GPU %d already", index, device.index);
+}
+
+void cuda_configure(const CudaSettings *s) {
+    const CudaDevice *d = cuda_device();
+    bool limited = s->shared_limit && s->shared_limit < d->shared_bytes;
+    device.shared_limit = limited ? s->shared_limit : d->shared_bytes;
+    device.fast_gradients = s->fast_gradients;
 }
 
 void cuda_close(void) {

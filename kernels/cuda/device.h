@@ -12,7 +12,9 @@ typedef struct CudaDevice {
     int index;
     char name[256], isa[16];  // "sm_90"
     int n_sm;                 // multiprocessors
-    size_t shared_limit;      // bytes of shared memory that one block may ask for
+    size_t shared_bytes;      // of shared memory that one block can have
+    size_t shared_limit;      // that it may ask for: see CudaSettings
+    bool fast_gradients;      // see CudaSettings
     cudaStream_t stream;
     void *scratch;
     size_t scratch_bytes;

@@ -6,7 +6,7 @@
 #include "kernels/cuda/families.h"
 #include "kernels/cuda/rope.cuh"
 
-enum { BLOCK = 256, FEW = 8, MANY = 32 };  // pairs in a lane, for heads up to 512 values, 2048
+enum { BLOCK = 256, FEW = 8, MANY = 16 };  // pairs in a lane, for heads up to 512 values, 1024
 
 template <typename T> struct UndoCall {
     T *ds, *dout;

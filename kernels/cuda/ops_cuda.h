@@ -13,6 +13,16 @@ extern "C" {
 bool cuda_open(int index, Error *err);
 void cuda_close(void);
 
+// Choices for the open device; cuda_open sets all to 0.
+typedef struct CudaSettings {
+    // Gradients of attention's queries (bf16, tensor cores) in one pass over the scores instead of
+    // two, summed by float atomics: less work, but the last bits differ from run to run.
+    bool fast_gradients;
+    size_t shared_limit;  // bytes of shared memory that a block may have, fewer than the device's;
+                          // 0: all. For tests of what small devices run.
+} CudaSettings;
+void cuda_configure(const CudaSettings *s);
+
 // The table whose floatX is TYPE_F32 or TYPE_BF16. cuda_open comes first.
 const Ops *ops_cuda(ElemType act);
 

@@ -242,3 +242,19 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
+
+// p[0] += x, p[1] += y in device memory, atomically and in no fixed order; p is 8-byte aligned.
+__device__ __forceinline__ void red_add_2(float *p, float x, float y PTX_HERE) {
+#ifdef GPU_EMU
+    float both[2] = {x, y};
+    emu_red_add(p, both, 2 PTX_PASS);
+#elif __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y)
+                 : "memory");
+#else
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;\n\t"
+                 "red.relaxed.gpu.global.add.f32 [%0 + 4], %2;" ::"l"(p),
+                 "f"(x), "f"(y)
+                 : "memory");
+#endif
+}

@@ -12,6 +12,15 @@ static void forward_bf16(floatX *out, float *lse, const floatX *q, const floatX 
         sdpa_plain_forward<bf16>(out, lse, q, k, v, &a);
 }
 
+static void backward_bf16(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
+                          const float *lse, const floatX *q, const floatX *k, const floatX *v,
+                          const SdpaArgs *a) {
+    if (!sdpa_mma_backward((bf16 *)dq, (bf16 *)dk, (bf16 *)dv, (const bf16 *)dout,
+                           (const bf16 *)out, lse, (const bf16 *)q, (const bf16 *)k,
+                           (const bf16 *)v, a))
+        sdpa_plain_backward<bf16>(dq, dk, dv, dout, out, lse, q, k, v, a);
+}
+
 static void extend_bf16(floatX *out, const floatX *q, const void *k, const void *v,
                         const SdpaArgs *a) {
     bool done = a->kv_type == TYPE_BF16 && sdpa_mma_forward((bf16 *)out, nullptr, (const bf16 *)q,
@@ -26,6 +35,6 @@ template <> void sdpa_ops<float>(Ops *o) {
 }
 template <> void sdpa_ops<bf16>(Ops *o) {
     o->sdpa_forward = forward_bf16;
-    o->sdpa_backward = sdpa_plain_backward<bf16>;
+    o->sdpa_backward = backward_bf16;
     o->sdpa_extend = extend_bf16;
 }

@@ -81,3 +81,105 @@ __device__ __forceinline__ void pack_a(unsigned (&a)[4], const float (&x)[4], co
     a[2] = pack_bf16(y[0], y[1]);
     a[3] = pack_bf16(y[2], y[3]);
 }
+
+template <int N> __device__ __forceinline__ void clear_rows(float (&x)[N][4]) {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        x[j][0] = x[j][1] = x[j][2] = x[j][3] = 0.0f;
+}
+
+// All operands a of rows row ... row + 15 of a tile.
+template <int D>
+__device__ __forceinline__ void load_operands(unsigned (&a)[D / 16][4], const bf16 *tile, int row) {
+    LaneMap at = lane_map();
+#pragma unroll
+    for (int d = 0; d < D; d += 16)
+        load_a<D>(a[d / 16], tile, at, row, d);
+}
+
+// x (16, 32) = rows row ... row + 15 of a tile times the 32 rows of another.
+template <int D>
+__device__ __forceinline__ void rows_dot(float (&x)[4][4], const bf16 *a_tile, int row,
+                                         const bf16 *b_tile) {
+    LaneMap at = lane_map();
+    clear_rows(x);
+#pragma unroll
+    for (int d = 0; d < D; d += 16) {
+        unsigned a[4], b[4];
+        load_a<D>(a, a_tile, at, row, d);
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            load_b<D>(b, b_tile, at, 8 * j, d);
+            mma_m16n8k16(x[j], a, b[0], b[1]);
+            mma_m16n8k16(x[j + 1], a, b[2], b[3]);
+        }
+    }
+}
+// The same from operands.
+template <int D>
+__device__ __forceinline__ void rows_dot(float (&x)[4][4], const unsigned (&a)[D / 16][4],
+                                         const bf16 *b_tile) {
+    LaneMap at = lane_map();
+    clear_rows(x);
+#pragma unroll
+    for (int d = 0; d < D; d += 16) {
+        unsigned b[4];
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            load_b<D>(b, b_tile, at, 8 * j, d);
+            mma_m16n8k16(x[j], a[d / 16], b[0], b[1]);
+            mma_m16n8k16(x[j + 1], a[d / 16], b[2], b[3]);
+        }
+    }
+}
+
+// sum (16, D) += x (16, 32) tile (32, D)
+template <int D>
+__device__ __forceinline__ void add_product(float (&sum)[D / 8][4], const float (&x)[4][4],
+                                            const bf16 *tile) {
+    LaneMap at = lane_map();
+#pragma unroll
+    for (int k = 0; k < 32; k += 16) {
+        unsigned a[4], b[4];
+        pack_a(a, x[k / 8], x[k / 8 + 1]);
+#pragma unroll
+        for (int j = 0; j < D / 8; j += 2) {
+            load_b_trans<D>(b, tile, at, k, 8 * j);
+            mma_m16n8k16(sum[j], a, b[0], b[1]);
+            mma_m16n8k16(sum[j + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// Rows in device memory: row i of a block is token (first + i) / G, head (first + i) % G.
+struct PackedRows {
+    bf16 *p;
+    size_t token, head;
+    int G, first;
+    __device__ __forceinline__ bf16 *at(int i) const {
+        return p + (size_t)((first + i) / G) * token + (first + i) % G * head;
+    }
+};
+
+// Rows row ... row + 15 of `out` = factor * x, those below n, 16 bytes at a time: through the same
+// rows of a tile, which nobody else reads or writes.
+template <int D>
+__device__ __forceinline__ void store_rows(const float (&x)[D / 8][4], const float (&factor)[2],
+                                           bf16 *tile, int row, const PackedRows &out, int n) {
+    int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int j = 0; j < D / 8; j++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float y[2] = {x[j][2 * r] * factor[r], x[j][2 * r + 1] * factor[r]};
+            store_vec<2>(chunk_at<D>(tile, row + lane / 4 + 8 * r, j) + lane % 4 * 2, y);
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16 * D / 8; i += WARP) {
+        int at = row + (i + lane) / (D / 8), chunk = (i + lane) % (D / 8);
+        if (at < n)
+            store_raw<16>(out.at(at) + chunk * 8, load_raw<16>(chunk_at<D>(tile, at, chunk)));
+    }
+}

@@ -10,6 +10,11 @@
 // lse (B, NH, Tq) or NULL.
 bool sdpa_mma_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v,
                       const SdpaArgs *a);
+// Gradients in a fixed order: recomputed scores twice, once for keys and once for queries. With
+// cuda_device()->fast_gradients once, dq by atomics.
+bool sdpa_mma_backward(bf16 *dq, bf16 *dk, bf16 *dv, const bf16 *dout, const bf16 *out,
+                       const float *lse, const bf16 *q, const bf16 *k, const bf16 *v,
+                       const SdpaArgs *a);
 
 // Sizes and strides suit the kernels: (HS, HV) is (64, 64), (128, 128) or (192, 128), and rows
 // begin at multiples of 16 bytes.

@@ -143,6 +143,7 @@ void emu_vector_write(void *memory, const void *registers, size_t bytes, const c
 void emu_mma_m16n8k16(float *d, const unsigned *a, const unsigned *b, const char *file, int line);
 void emu_ldmatrix_x4(unsigned *r, const void *row, bool trans, const char *file, int line);
 void emu_cp_async(void *dst, const void *src, int src_bytes, const char *file, int line);
+void emu_red_add(float *p, const float *x, int n, const char *file, int line);  // n sums
 void emu_cp_async_commit();
 void emu_cp_async_wait(unsigned newest);  // lands all groups but the newest ones
 

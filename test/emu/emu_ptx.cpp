@@ -138,3 +138,11 @@ int emu_atomic_add(int *p, int x, const char *file, int line) {
     *p = old + x;
     return old;
 }
+
+void emu_red_add(float *p, const float *x, int n, const char *file, int line) {
+    size_t bytes = (size_t)n * sizeof *p;
+    if (!aligned(p, bytes, "atomic", file, line)) return;
+    emu_check_access(p, bytes, EMU_ATOMIC, file, line, nullptr);
+    for (int i = 0; i < n; i++)
+        p[i] += x[i];
+}

@@ -9,14 +9,17 @@
 static const int sizes[][2] = {{64, 64}, {128, 128}, {192, 128}};
 enum { N_SIZES = 3 };
 
+// Every length with heads of 64, and some with wider ones.
 static void training_matches_at_every_length(TestCtx *t) {
     const Ops *g;
-    static const int lengths[] = {1, 63, 64, 65, 127, 129, 192};
-    enum { N = sizeof lengths / sizeof lengths[0] };
+    static const int lengths[] = {1, 63, 64, 65, 127, 129, 192}, wide[] = {1, 65, 96, 129};
     FOR_EACH_ORDER(g, order) {
-        for (int i = 0; i < N; i++) {
-            const int *size = sizes[(i + order) % N_SIZES];
-            sdpa_twin_training(t, g, (SdpaCase){1, lengths[i], 1, 1, size[0], size[1], .pad = 0});
+        for (int i = order; i < 7; i += 3)
+            sdpa_twin_training(t, g, (SdpaCase){1, lengths[i], 1, 1, 64, 64, .pad = 0});
+        for (int i = 0; i < 4; i++) {
+            const int *size = sizes[1 + (i + order) % 2];
+            if (i % 3 == order)
+                sdpa_twin_training(t, g, (SdpaCase){1, wide[i], 1, 1, size[0], size[1], .pad = 0});
         }
     }
 }
@@ -76,8 +79,25 @@ static void order_does_not_change_bits(TestCtx *t) {
         mem_free(first[i]);
 }
 
+// What devices with 99 KB of shared memory run, and dq summed by atomics.
+static void small_memory_and_fast_gradients_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_ORDER(g, order) {
+        for (int i = 0; i < N_SIZES; i++) {
+            CudaSettings s = {.fast_gradients = (i + order) % 2, .shared_limit = 99 << 10};
+            cuda_configure(&s);
+            sdpa_twin_training(t, g, (SdpaCase){1, 131, 3, 1, sizes[i][0], sizes[i][1], .pad = 0});
+        }
+        cuda_configure(&(CudaSettings){.fast_gradients = true});
+        const int *size = sizes[order];
+        sdpa_twin_training(t, g, (SdpaCase){1, 135, 2, 2, size[0], size[1], .pad = 0});
+        cuda_configure(&(CudaSettings){.fast_gradients = false});
+    }
+}
+
 TEST_MAIN({"training_matches_at_every_length", training_matches_at_every_length},
           {"training_matches_for_every_group", training_matches_for_every_group},
           {"large_and_equal_scores_match", large_and_equal_scores_match},
           {"extending_a_cache_matches", extending_a_cache_matches},
+          {"small_memory_and_fast_gradients_match", small_memory_and_fast_gradients_match},
           {"order_does_not_change_bits", order_does_not_change_bits})
