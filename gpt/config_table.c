@@ -160,7 +160,8 @@ const Setting config_table[] = {
     {.key = "data.val", .type = SETTING_TEXT, TEXT(data.val), .initial_text = "",
      .help = "Validation shards: file patterns separated by spaces."},
     {.key = "data.tokenizer", .type = SETTING_TEXT, TEXT(data.tokenizer), .initial_text = "",
-     .help = "Tokenizer file, for samples and bits per byte. A run goes on only with the same one."},
+     .help = "Tokenizer file, for samples and bits per byte. A run goes on only with the same "
+             "one."},
     {.key = "data.shuffle", .type = SETTING_BOOL, AT(data.shuffle), .initial = 1, .fixed = true,
      .help = "Read samples in a random order that depends on train.seed; false: as stored."},
 
