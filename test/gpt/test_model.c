@@ -265,8 +265,9 @@ static void odd_widths_have_the_right_gradient(TestCtx *t) {
     FOR_EACH_TINY(v) {
         for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++) {
             Buf more = {0};
-            buf_printf(&more, "model.n_embd=%d model.ffn_dim=%d model.activation=gelu", widths[w],
-                       widths[w] * 3 / 2);
+            buf_printf(&more,
+                       "model.n_layer=1 model.n_embd=%d model.ffn_dim=%d model.activation=gelu",
+                       widths[w], widths[w] * 3 / 2);
             if (widths[w] == 8)
                 buf_printf(&more, " %s", strstr(v->settings, "rank=3") ? "attention.rank=2" : "");
             Step *s = step_new(v->settings, more.text);

@@ -35,20 +35,22 @@ static void train_and_put_aside(TestCtx *t, const TinyRun *r, const char *settin
     tiny_put_aside(r, name);
 }
 
+// Only four different tokens: what follows one is told by those before it.
 static void one_batch_is_learnt_by_heart(TestCtx *t) {
+    enum { TOKENS = TINY_BATCH * TINY_SEQ + 1 };
     TinyRun *r = tiny_open();
-    int ids[(TINY_BATCH * TINY_SEQ + 1)];
-    tiny_ids(ids, (TINY_BATCH * TINY_SEQ + 1), TINY_VOCAB, 5);
-    tiny_shard(r, "one.bin", ids, (TINY_BATCH * TINY_SEQ + 1));
+    int ids[TOKENS];
+    tiny_ids(ids, TOKENS, 4, 5);
+    tiny_shard(r, "one.bin", ids, TOKENS);
     FOR_EACH_TINY(v) {
         Config c;
         Buf more = {0};
-        buf_printf(&more, "data.train=%s/one.bin data.val= train.steps=60 optim.head.lr=0.02",
+        buf_printf(&more, "data.train=%s/one.bin data.val= train.steps=40 optim.head.lr=0.02",
                    r->dir);
         tiny_run_config(r, &c, v->settings, more.text);
         tiny_must_train(t, r, &c, tiny_ops());
         double loss = tiny_last_metric(r, "run", "loss");
-        CHECK_MSG(t, loss < 0.1, "%s: loss %g after 60 steps", v->label, loss);
+        CHECK_MSG(t, loss < 0.2, "%s: loss %g after 40 steps", v->label, loss);
         tiny_put_aside(r, v->label);
         buf_free(&more);
     }
@@ -70,12 +72,12 @@ static void evaluation_and_samples_leave_no_trace(TestCtx *t) {
             Buf more = {0};
             char name[] = "run0";
             name[3] = (char)('0' + i);
-            buf_printf(&more, "train.steps=15 %s", how[i]);
+            buf_printf(&more, "train.steps=8 %s", how[i]);
             train_and_put_aside(t, r, v->settings, more.text, name);
             buf_free(&more);
             if (i == 0) continue;
             check_same_losses(t, r, "run0", name);
-            check_same_weights(t, r, "run0", name, "step-00000015");
+            check_same_weights(t, r, "run0", name, "step-00000008");
         }
         tiny_close(r);
     }
