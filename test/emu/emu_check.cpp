@@ -18,6 +18,7 @@ namespace {
 
 enum { CELL_ALLOCATED = 1, CELL_INIT = 2, CELL_PENDING = 4, CELL_ATOMIC = 8 };
 enum { GRANULE = 2 };  // bytes; single bytes are not told apart
+const size_t PAGE = 4096;
 
 // Who touched it. serial counts block barriers, over all blocks and launches.
 struct Stamp {
@@ -63,6 +64,10 @@ bool is_constant(const char *p) {
 
 Cell *cell_of(const void *p) {
     return check.shadow + (static_cast<const char *>(p) - check.base) / GRANULE;
+}
+
+const char *at_cell(const Cell *c) {
+    return check.base + (c - check.shadow) * GRANULE;
 }
 
 template <typename F> void each_cell(const void *p, size_t n, F change) {
@@ -140,7 +145,10 @@ void note_read(Cell *c, const Stamp &now, const EmuThread *t) {
 
 bool check_cell(Cell *c, const Access &a, const EmuThread *t, const Stamp &now, bool shared) {
     bool atomic = a.kind == EMU_ATOMIC && c->flags & CELL_ATOMIC;
-    if (!(c->flags & CELL_ALLOCATED)) return fail(a, "out of bounds"), false;
+    if (!(c->flags & CELL_ALLOCATED)) {
+        if (!emu_exists(at_cell(c))) return fail(a, "out of bounds"), false;
+        c->flags |= CELL_ALLOCATED;
+    }
     if (c->flags & CELL_PENDING) return fail(a, "where a cp.async is in flight"), false;
     if (a.kind != EMU_WRITE && !(c->flags & CELL_INIT)) return fail(a, "never written"), false;
     if (!atomic && unordered(c->write, t)) {
@@ -215,10 +223,20 @@ void emu_check_barrier() {
     check.serial++;
 }
 
-void emu_mark_alloc(const void *p, size_t n, bool allocated) {
-    each_cell(p, n, [=](Cell *c) {
-        *c = {{}, {}, {}, 0, allocated ? (unsigned)CELL_ALLOCATED : 0u};
-    });
+// Whole pages go back to the system and read as zero: a cell of zeros is one that was never
+// touched, and whether its memory exists is asked at the first access.
+void emu_mark_fresh(const void *p, size_t n) {
+    char *first = reinterpret_cast<char *>(cell_of(p));
+    char *end = reinterpret_cast<char *>(cell_of(static_cast<const char *>(p) + n + GRANULE - 1));
+    char *page = reinterpret_cast<char *>(((uintptr_t)first + PAGE - 1) / PAGE * PAGE);
+    char *last = reinterpret_cast<char *>((uintptr_t)end / PAGE * PAGE);
+    if (n < 64 * 1024 || last <= page) {
+        memset(first, 0, (size_t)(end - first));
+        return;
+    }
+    memset(first, 0, (size_t)(page - first));
+    madvise(page, (size_t)(last - page), MADV_DONTNEED);
+    memset(last, 0, (size_t)(end - last));
 }
 void emu_mark_init(const void *p, size_t n) {
     each_cell(p, n, [](Cell *c) { c->flags |= CELL_INIT; });

@@ -59,6 +59,7 @@ char *emu_reserve(size_t bytes);              // address space that costs nothin
 bool emu_is_shared(const void *p);            // inside the space for shared memory
 void emu_shared_begin(size_t bytes);          // fresh shared memory for a block
 void emu_memory_verify();                     // red zones are intact, or fail
+bool emu_exists(const void *p);               // a byte of live device memory or of shared memory
 bool emu_allocated(const void *p, size_t n);  // one device allocation holds it all
 const char *emu_describe(const void *p);      // "byte 12 of shared memory (1024 bytes)", ...
 
@@ -73,10 +74,10 @@ const EmuArena &emu_arena();
 void emu_check_open(const EmuArena &a);
 void emu_check_access(const void *p, size_t n, EmuAccess kind, const char *file, int line,
                       const void *pc);
-void emu_check_launch();   // a launch begins
-void emu_check_block();    // a block begins
-void emu_check_barrier();  // all threads of the block have met
-void emu_mark_alloc(const void *p, size_t n, bool allocated);
+void emu_check_launch();                       // a launch begins
+void emu_check_block();                        // a block begins
+void emu_check_barrier();                      // all threads of the block have met
+void emu_mark_fresh(const void *p, size_t n);  // nobody has touched it
 void emu_mark_init(const void *p, size_t n);
 bool emu_is_init(const void *p, size_t n);
 void emu_mark_copy(const void *dst, const void *src, size_t n);

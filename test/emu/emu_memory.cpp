@@ -42,9 +42,18 @@ void arena_open() {
     if (emu_checking) emu_check_open(memory.arena);
 }
 
+// The allocation whose bytes or red zones hold p. The list is in order of addresses.
 const Allocation *find(const void *p) {
-    for (const Allocation &a : memory.list) {
-        if (p >= a.p - RED && p < a.p + a.bytes + RED) return &a;
+    size_t low = 0, high = memory.list.size();
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+        const Allocation &a = memory.list[mid];
+        if (p < a.p - RED)
+            high = mid;
+        else if (p >= a.p + a.bytes + RED)
+            low = mid + 1;
+        else
+            return &a;
     }
     return nullptr;
 }
@@ -94,6 +103,11 @@ bool emu_is_shared(const void *p) {
     return (size_t)((uintptr_t)p - (uintptr_t)emu_arena().base) < SHARED_SPACE;
 }
 
+bool emu_exists(const void *p) {
+    if (emu_is_shared(p)) return p >= memory.shared && p < memory.shared + memory.shared_bytes;
+    return emu_allocated(p, 1);
+}
+
 bool emu_allocated(const void *p, size_t n) {
     const Allocation *a = find(p);
     return a && !a->freed && p >= a->p &&
@@ -121,10 +135,7 @@ void *emu_shared() {
 
 void emu_shared_begin(size_t bytes) {
     emu_arena();
-    if (emu_checking) {
-        emu_mark_alloc(memory.shared, memory.shared_bytes, false);
-        emu_mark_alloc(memory.shared, bytes, true);
-    }
+    if (emu_checking) emu_mark_fresh(memory.shared, max(bytes, memory.shared_bytes));
     memory.shared_bytes = bytes;
     fill_nan(memory.shared, bytes);
     red_zones(memory.shared, bytes);
@@ -149,9 +160,13 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
     memory.in_use += bytes;
     fill_nan(at, bytes);
     red_zones(at, bytes);
-    if (emu_checking) emu_mark_alloc(at, bytes, true);
     *p = at;
     return cudaSuccess;
+}
+
+void emu_undefined(void *p, size_t bytes) {
+    fill_nan(static_cast<char *>(p), bytes);
+    if (emu_checking) emu_mark_alloc(p, bytes, true);
 }
 
 cudaError_t cudaFree(void *p) {
@@ -162,7 +177,7 @@ cudaError_t cudaFree(void *p) {
         a.freed = true;
         memory.in_use -= a.bytes;
         fill_nan(a.p, std::min(a.bytes, (size_t)4096));
-        if (emu_checking) emu_mark_alloc(a.p, a.bytes, false);
+        if (emu_checking) emu_mark_fresh(a.p, a.bytes);
         // Whole pages go back to the system; what is read from them now is not worth a promise.
         uintptr_t first = ((uintptr_t)a.p + 4095) / 4096 * 4096;
         uintptr_t last = ((uintptr_t)a.p + a.bytes) / 4096 * 4096;
