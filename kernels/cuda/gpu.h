@@ -79,3 +79,13 @@ Launcher<P...> make_launcher(void (*kernel)(P...), Grid grid, dim3 block, size_t
 extern __shared__ __align__(128) unsigned char shared_buffer[];
     #define SHARED(type, name) type *name = reinterpret_cast<type *>(shared_buffer)
 #endif
+
+// Says that the contents of device memory are undefined from now on; the emulator then catches
+// those who read them.
+static inline void make_undefined(void *p, size_t bytes) {
+#ifdef GPU_EMU
+    emu_undefined(p, bytes);
+#else
+    (void)p, (void)bytes;
+#endif
+}

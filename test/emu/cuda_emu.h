@@ -191,6 +191,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 
+// What these bytes of device memory hold is no longer to be read.
+void emu_undefined(void *p, size_t bytes);
+
 // --- For tests of the emulator: with `on` a fault no longer ends the process, its sentence waits
 // in emu_fault() ("" when there was none) until the next emu_catch.
 void emu_catch(bool on);

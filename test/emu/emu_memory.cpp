@@ -166,7 +166,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
 
 void emu_undefined(void *p, size_t bytes) {
     fill_nan(static_cast<char *>(p), bytes);
-    if (emu_checking) emu_mark_alloc(p, bytes, true);
+    if (emu_checking) emu_mark_fresh(p, bytes);
 }
 
 cudaError_t cudaFree(void *p) {
