@@ -54,7 +54,8 @@ void cuda_close(void) {
     if (!device.is_open) return;
     CUDA_CHECK(cudaStreamSynchronize(device.stream));
     blas_close(device.blas);
-    CUDA_CHECK(cudaFree(device.scratch));
+    CUDA_CHECK(cudaFree(device.scratch[0]));
+    CUDA_CHECK(cudaFree(device.scratch[1]));
     CUDA_CHECK(cudaStreamDestroy(device.stream));
     device = CudaDevice();
 }
@@ -64,13 +65,24 @@ const CudaDevice *cuda_device() {
     return &device;
 }
 
-void *cuda_scratch(size_t bytes) {
-    if (bytes <= device.scratch_bytes) return device.scratch;
-    CUDA_CHECK(cudaStreamSynchronize(cuda_stream()));
-    CUDA_CHECK(cudaFree(device.scratch));
-    device.scratch_bytes = round_up(bytes, (size_t)1 << 20);
-    if (cudaMalloc(&device.scratch, device.scratch_bytes) != cudaSuccess) {
-        die("out of GPU memory: no room for %zu bytes of scratch", device.scratch_bytes);
+static void *scratch(int which, size_t bytes) {
+    if (bytes <= device.scratch_bytes[which]) {
+        make_undefined(device.scratch[which], bytes);
+        return device.scratch[which];
     }
-    return device.scratch;
+    CUDA_CHECK(cudaStreamSynchronize(cuda_stream()));
+    CUDA_CHECK(cudaFree(device.scratch[which]));
+    size_t *held = &device.scratch_bytes[which];
+    *held = round_up(bytes, (size_t)1 << 20);
+    if (cudaMalloc(&device.scratch[which], *held) != cudaSuccess) {
+        die("out of GPU memory: no room for %zu bytes of scratch", *held);
+    }
+    return device.scratch[which];
+}
+
+void *cuda_scratch(size_t bytes) {
+    return scratch(0, bytes);
+}
+void *cuda_scratch_outer(size_t bytes) {
+    return scratch(1, bytes);
 }

@@ -16,8 +16,8 @@ typedef struct CudaDevice {
     size_t shared_limit;      // that it may ask for: see CudaSettings
     bool fast_gradients;      // see CudaSettings
     cudaStream_t stream;
-    void *scratch;
-    size_t scratch_bytes;
+    void *scratch[2];
+    size_t scratch_bytes[2];
     struct Blas *blas;  // gemm.cu
 } CudaDevice;
 
@@ -33,6 +33,8 @@ static inline cudaStream_t cuda_stream() {
 // At least `bytes` of device memory, 256-byte aligned, contents undefined; valid until the next
 // call.
 void *cuda_scratch(size_t bytes);
+// Another such buffer, for an op that calls what uses the first.
+void *cuda_scratch_outer(size_t bytes);
 
 // Blocks for work that strides over the grid: enough to fill the device `per_sm` times, no more
 // than there are pieces.

@@ -4,6 +4,7 @@
 #include "kernels/cuda/lowrank.h"
 
 #include "kernels/cuda/families.h"
+#include "kernels/cuda/lowrank_mma.h"
 #include "kernels/cuda/rope.cuh"
 
 enum { BLOCK = 256, FEW = 8, MANY = 16 };  // pairs in a lane, for heads up to 512 values, 1024
@@ -88,6 +89,10 @@ void lowrank_undo(T *ds, T *dout, const T *y, const float *rstd, const LowRankAr
 template <typename T>
 static void lowrank_forward_cuda(floatX *out, float *rstd, const floatX *s, const floatX *z,
                                  const floatX *b, const LowRankArgs *a) {
+    if constexpr (sizeof(T) == 2) {
+        if (lowrank_mma_forward((T *)out, rstd, (const T *)s, (const T *)z, (const T *)b, a))
+            return;
+    }
     lowrank_plain_forward((T *)out, rstd, (const T *)s, (const T *)z, (const T *)b, a);
 }
 
@@ -96,6 +101,10 @@ static void lowrank_backward_cuda(floatX *ds, floatX *dz, float *db, floatX *dou
                                   const float *rstd, const floatX *z, const floatX *b,
                                   const LowRankArgs *a) {
     if (ds || a->rope || a->norm) lowrank_undo((T *)ds, (T *)dout, (const T *)y, rstd, a);
+    if constexpr (sizeof(T) == 2) {
+        if (lowrank_mma_backward((T *)dz, db, (const T *)dout, (const T *)z, (const T *)b, a))
+            return;
+    }
     lowrank_plain_dz((T *)dz, (const T *)dout, (const T *)b, a);
     lowrank_plain_db(db, (const T *)dout, (const T *)z, a);
 }
@@ -103,6 +112,9 @@ static void lowrank_backward_cuda(floatX *ds, floatX *dz, float *db, floatX *dou
 template <typename T>
 static void sdpa_lowrank_extend_cuda(floatX *out, const floatX *q, const LowRankCache *c,
                                      const SdpaArgs *a) {
+    if constexpr (sizeof(T) == 2) {
+        if (a->kv_type == TYPE_BF16 && lowrank_mma_extend((T *)out, (const T *)q, c, a)) return;
+    }
     lowrank_plain_extend((T *)out, (const T *)q, c, a);
 }
 

@@ -21,10 +21,17 @@ static void backward_bf16(floatX *dq, floatX *dk, floatX *dv, const floatX *dout
         sdpa_plain_backward<bf16>(dq, dk, dv, dout, out, lse, q, k, v, a);
 }
 
+bool sdpa_mma_extend(bf16 *out, const bf16 *q, const bf16 *k, const bf16 *v, const SdpaArgs *a) {
+    if (a->HS == 576) return sdpa_mma_latent(out, q, k, v, a);
+    if ((size_t)a->Tq * (size_t)(a->NH / a->NKV) <= DECODE_ROWS)
+        return sdpa_mma_decode(out, q, k, v, a);
+    return sdpa_mma_forward(out, nullptr, q, k, v, a);
+}
+
 static void extend_bf16(floatX *out, const floatX *q, const void *k, const void *v,
                         const SdpaArgs *a) {
-    bool done = a->kv_type == TYPE_BF16 && sdpa_mma_forward((bf16 *)out, nullptr, (const bf16 *)q,
-                                                            (const bf16 *)k, (const bf16 *)v, a);
+    bool done = a->kv_type == TYPE_BF16 &&
+                sdpa_mma_extend((bf16 *)out, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v, a);
     if (!done) sdpa_plain_extend<bf16>(out, q, k, v, a);
 }
 

@@ -88,6 +88,13 @@ template <int N> __device__ __forceinline__ void clear_rows(float (&x)[N][4]) {
         x[j][0] = x[j][1] = x[j][2] = x[j][3] = 0.0f;
 }
 
+// Operand a from a tile whose rows are its columns k ... k + 15, and columns its rows.
+template <int D>
+__device__ __forceinline__ void load_a_trans(unsigned (&a)[4], const bf16 *tile, const LaneMap &at,
+                                             int k, int row) {
+    ldmatrix_x4_trans(a, tile + (k + at.row_b) * D + (row / 8 ^ at.x_b) * 8);
+}
+
 // All operands a of rows row ... row + 15 of a tile.
 template <int D>
 __device__ __forceinline__ void load_operands(unsigned (&a)[D / 16][4], const bf16 *tile, int row) {
@@ -161,11 +168,12 @@ struct PackedRows {
     }
 };
 
-// Rows row ... row + 15 of `out` = factor * x, those below n, 16 bytes at a time: through the same
-// rows of a tile, which nobody else reads or writes.
+// Rows row ... row + 15 of `out` = factor * x, those below n and the first `chunks` of 8 columns,
+// 16 bytes at a time: through the same rows of a tile, which nobody else reads or writes.
 template <int D>
 __device__ __forceinline__ void store_rows(const float (&x)[D / 8][4], const float (&factor)[2],
-                                           bf16 *tile, int row, const PackedRows &out, int n) {
+                                           bf16 *tile, int row, const PackedRows &out, int n,
+                                           int chunks = D / 8) {
     int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int j = 0; j < D / 8; j++) {
@@ -179,7 +187,7 @@ __device__ __forceinline__ void store_rows(const float (&x)[D / 8][4], const flo
 #pragma unroll
     for (int i = 0; i < 16 * D / 8; i += WARP) {
         int at = row + (i + lane) / (D / 8), chunk = (i + lane) % (D / 8);
-        if (at < n)
+        if (at < n && chunk < chunks)
             store_raw<16>(out.at(at) + chunk * 8, load_raw<16>(chunk_at<D>(tile, at, chunk)));
     }
 }

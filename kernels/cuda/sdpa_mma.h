@@ -10,6 +10,16 @@
 // lse (B, NH, Tq) or NULL.
 bool sdpa_mma_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v,
                       const SdpaArgs *a);
+// The same for few packed rows over a cache: each 16 rows read it once.
+enum { DECODE_ROWS = 32 };  // for more, sdpa_mma_forward is faster
+bool sdpa_mma_decode(bf16 *out, const bf16 *q, const bf16 *k, const bf16 *v, const SdpaArgs *a);
+
+// Absorbed MLA over a cache: HS = 576, HV = 512, v the prefix of k, one key/value head.
+bool sdpa_mma_latent(bf16 *out, const bf16 *q, const bf16 *k, const bf16 *v, const SdpaArgs *a);
+
+// Whichever of the three fits.
+bool sdpa_mma_extend(bf16 *out, const bf16 *q, const bf16 *k, const bf16 *v, const SdpaArgs *a);
+
 // Gradients in a fixed order: recomputed scores twice, once for keys and once for queries. With
 // cuda_device()->fast_gradients once, dq by atomics.
 bool sdpa_mma_backward(bf16 *dq, bf16 *dk, bf16 *dv, const bf16 *dout, const bf16 *out,

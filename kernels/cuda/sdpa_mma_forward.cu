@@ -169,7 +169,7 @@ __device__ __forceinline__ void tile_values(float (&o)[MT][DV / 8][4], const flo
 }
 
 // The sizes of a kernel: 128 rows, queries and two stages of keys and values in shared memory.
-template <int DK_, int DV_, int MT_, int KEYS_> struct Shape {
+template <int DK_, int DV_, int MT_, int KEYS_> struct ForwardShape {
     enum { DK = DK_, DV = DV_, MT = MT_, KEYS = KEYS_, THREADS = ROWS / 16 / MT * WARP };
     enum { STAGE = KEYS * (DK + DV), SHARED_BYTES = (ROWS * DK + 2 * STAGE) * 2 };
 };
@@ -330,13 +330,13 @@ bool sdpa_mma_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const
     blocks *= (size_t)c.split.n_splits;
     switch (a->HS) {
     case 64:
-        launch<Shape<64, 64, 2, 64>>(c, blocks);
+        launch<ForwardShape<64, 64, 2, 64>>(c, blocks);
         break;
     case 128:
-        launch<Shape<128, 128, 2, 32>>(c, blocks);
+        launch<ForwardShape<128, 128, 2, 32>>(c, blocks);
         break;
     case 192:
-        launch<Shape<192, 128, 2, 32>>(c, blocks);
+        launch<ForwardShape<192, 128, 2, 32>>(c, blocks);
         break;
     default:
         return false;

@@ -161,6 +161,8 @@ static void latents_wider_than_heads_match(TestCtx *t) {
         Case c = {3, 3, 64, 40, 200, 200, .mla = true, .rope = true, .norm = true, .bias = true};
         c.pos[0] = 70, c.n_new[0] = 3, c.n_new[1] = 2;
         check_case(t, g, c);
+        c.HS = c.HV = table_ / 2 == 2 ? 128 : 64, c.bf16 = true;
+        check_case(t, g, c);
     }
 }
 

@@ -24,15 +24,18 @@ static void training_matches_at_every_length(TestCtx *t) {
     }
 }
 
-// Packed groups do not divide tiles of 128 rows.
+// Packed groups do not divide tiles of rows.
 static void training_matches_for_every_group(TestCtx *t) {
     const Ops *g;
-    static const int heads[][2] = {{2, 2}, {3, 1}, {6, 2}};
+    static const SdpaCase groups[] = {{.B = 2, .T = 35, .NH = 2, .NKV = 2},
+                                      {.B = 1, .T = 47, .NH = 3, .NKV = 1},
+                                      {.B = 1, .T = 33, .NH = 18, .NKV = 1}};
     FOR_EACH_ORDER(g, order) {
         for (int i = 0; i < 3; i++) {
+            SdpaCase c = groups[i];
             const int *size = sizes[(i + order) % N_SIZES];
-            sdpa_twin_training(
-                t, g, (SdpaCase){2, 47, heads[i][0], heads[i][1], size[0], size[1], .pad = 8});
+            c.HS = size[0], c.HV = size[1], c.pad = 8;
+            sdpa_twin_training(t, g, c);
         }
     }
 }
@@ -46,16 +49,64 @@ static void large_and_equal_scores_match(TestCtx *t) {
     }
 }
 
+// Many new tokens: a key that only the last row of a warp sees, one that its first row does not.
 static void extending_a_cache_matches(TestCtx *t) {
     const Ops *g;
     FOR_EACH_ORDER(g, order) {
         const int *size = sizes[order];
-        sdpa_twin_extend(t, g, (SdpaCase){0, 1, 3, 1, size[0], size[1], .pad = 0},
-                         (SdpaCache){.bf16 = true, .far = 130});
         sdpa_twin_extend(t, g, (SdpaCase){0, 50, 3, 1, size[0], size[1], .pad = 0},
                          (SdpaCache){.bf16 = true, .far = 77});
         sdpa_twin_extend(t, g, (SdpaCase){0, 40, 1, 1, size[0], size[1], .pad = 0},
+                         (SdpaCache){.bf16 = true, .far = 33});
+        sdpa_twin_extend(t, g, (SdpaCase){0, 33, 1, 1, size[0], size[1], .pad = 0},
+                         (SdpaCache){.bf16 = true, .far = 62});
+        sdpa_twin_extend(t, g, (SdpaCase){0, 34, 1, 1, size[0], size[1], .pad = 0},
                          (SdpaCache){.bf16 = true, .far = 300});
+    }
+}
+
+// A few new tokens: packed groups, more rows than 16, splits, and fewer keys than warps.
+static void decoding_matches(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_ORDER(g, order) {
+        for (int i = 0; i < N_SIZES; i++) {
+            const int *size = sizes[i];
+            int far[] = {3, 130, 333}, heads[] = {1, 3, 18};
+            SdpaCase c = {0, 1, 2 * heads[order], 2, size[0], size[1], .pad = 8};
+            sdpa_twin_extend(t, g, c, (SdpaCache){.bf16 = true, .far = far[(i + order) % 3]});
+        }
+        sdpa_twin_extend(t, g, (SdpaCase){0, 7, 3, 1, 64, 64, .pad = 0},
+                         (SdpaCache){.bf16 = true, .far = 60});
+    }
+}
+
+// One wide row for all heads, whose first part is the value.
+static void absorbed_latents_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_ORDER(g, order) {
+        int far[] = {150, 300, 61}, tokens[] = {1, 1, 3};
+        SdpaCache cache = {.bf16 = true, .prefix = true, .far = far[order]};
+        CudaSettings s = {.shared_limit = order == 2 ? 99 << 10 : 0};
+        cuda_configure(&s);
+        sdpa_twin_extend(t, g, (SdpaCase){0, tokens[order], 6, 1, 576, 512, .pad = 0}, cache);
+        sdpa_twin_extend(t, g, (SdpaCase){0, 1, 18, 1, 576, 512, .pad = 0}, cache);
+        cuda_configure(&(CudaSettings){.shared_limit = 0});
+    }
+}
+
+// What devices with 99 KB of shared memory run, and dq summed by atomics.
+static void small_memory_and_fast_gradients_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_ORDER(g, order) {
+        for (int i = 0; i < N_SIZES; i++) {
+            CudaSettings s = {.fast_gradients = (i + order) % 2, .shared_limit = 99 << 10};
+            cuda_configure(&s);
+            sdpa_twin_training(t, g, (SdpaCase){1, 70, 2, 1, sizes[i][0], sizes[i][1], .pad = 0});
+        }
+        cuda_configure(&(CudaSettings){.fast_gradients = true});
+        const int *size = sizes[order];
+        sdpa_twin_training(t, g, (SdpaCase){1, 135, 1, 1, size[0], size[1], .pad = 0});
+        cuda_configure(&(CudaSettings){.fast_gradients = false});
     }
 }
 
@@ -79,25 +130,11 @@ static void order_does_not_change_bits(TestCtx *t) {
         mem_free(first[i]);
 }
 
-// What devices with 99 KB of shared memory run, and dq summed by atomics.
-static void small_memory_and_fast_gradients_match(TestCtx *t) {
-    const Ops *g;
-    FOR_EACH_ORDER(g, order) {
-        for (int i = 0; i < N_SIZES; i++) {
-            CudaSettings s = {.fast_gradients = (i + order) % 2, .shared_limit = 99 << 10};
-            cuda_configure(&s);
-            sdpa_twin_training(t, g, (SdpaCase){1, 131, 3, 1, sizes[i][0], sizes[i][1], .pad = 0});
-        }
-        cuda_configure(&(CudaSettings){.fast_gradients = true});
-        const int *size = sizes[order];
-        sdpa_twin_training(t, g, (SdpaCase){1, 135, 2, 2, size[0], size[1], .pad = 0});
-        cuda_configure(&(CudaSettings){.fast_gradients = false});
-    }
-}
-
 TEST_MAIN({"training_matches_at_every_length", training_matches_at_every_length},
           {"training_matches_for_every_group", training_matches_for_every_group},
           {"large_and_equal_scores_match", large_and_equal_scores_match},
           {"extending_a_cache_matches", extending_a_cache_matches},
+          {"decoding_matches", decoding_matches},
+          {"absorbed_latents_match", absorbed_latents_match},
           {"small_memory_and_fast_gradients_match", small_memory_and_fast_gradients_match},
           {"order_does_not_change_bits", order_does_not_change_bits})
