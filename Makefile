@@ -57,11 +57,12 @@ EMU_SRC := $(wildcard test/emu/*.cpp)
 EMU_RUN = $(EMU_SRC:%.cpp=$(BUILD)/emu/%.o)
 EMU_OBJ = $(CU_SRC:%.cu=$(BUILD)/emu/%.o) $(EMU_RUN)
 CHECK_OBJ = $(CU_SRC:%.cu=$(BUILD)/check/%.o) $(EMU_RUN)
-CXXFLAGS_ALL = -std=c++17 -fno-threadsafe-statics $(COMMON) $(WARN) -Wno-unknown-pragmas -Wno-maybe-uninitialized -DGPU_EMU $(CXXFLAGS)
+CXXFLAGS_ALL = -std=c++17 -fno-threadsafe-statics $(COMMON) $(WARN) -Wno-unknown-pragmas -Wno-unknown-warning-option -Wno-maybe-uninitialized -DGPU_EMU $(CXXFLAGS)
 # Every access of a kernel calls test/emu/emu_check.cpp, never the thread sanitizer itself.
-CHECK_release = -O1 -fsanitize=thread
-CHECK_asan = -O1 -fsanitize=thread,undefined -fno-sanitize=alignment -fno-sanitize-recover=all
-CHECK_debug = -O0 -fsanitize=thread
+CHECK_CLANG := $(if $(findstring clang,$(shell $(CXX) --version 2>/dev/null)),-mllvm -tsan-instrument-read-before-write=1)
+CHECK_release = -O1 -fsanitize=thread $(CHECK_CLANG)
+CHECK_asan = -O1 -fsanitize=thread,undefined -fno-sanitize=alignment -fno-sanitize-recover=all $(CHECK_CLANG)
+CHECK_debug = -O0 -fsanitize=thread $(CHECK_CLANG)
 EMU_TEST_SRC := $(if $(shell command -v $(CXX)),$(wildcard test/kernels/cuda/test_*.c test/emu/test_*.cu))
 # Whole models are too slow with every access checked.
 EMU_WHOLE = test/kernels/cuda/test_cuda_train

@@ -86,6 +86,20 @@ static void uninitialised_shared_memory_is_caught(TestCtx *t) {
                  });
 }
 
+__global__ void count_up_kernel(float *out, int fault) {
+    SHARED(float, s);
+    int i = threadIdx.x;
+    if (!fault) s[i] = 1.0f;
+    s[i] += 1.0f;
+    out[i] = s[i];
+}
+static void adding_to_what_was_never_written_is_caught(TestCtx *t) {
+    Device out(64);
+    expect_fault(t, "never written", [&](int f) {
+        LAUNCH(count_up_kernel, 1, 64, 256, nullptr)(out.p, f);
+    });
+}
+
 __global__ void blocks_kernel(float *out, int fault) {
     if (threadIdx.x == 0) out[fault ? 0 : blockIdx.x] = 1.0f;
 }
@@ -148,6 +162,8 @@ TEST_MAIN({"writing_behind_shared_memory_is_caught", writing_behind_shared_memor
           {"device_memory_is_not_for_the_host", device_memory_is_not_for_the_host},
           {"uninitialised_device_memory_is_caught", uninitialised_device_memory_is_caught},
           {"uninitialised_shared_memory_is_caught", uninitialised_shared_memory_is_caught},
+          {"adding_to_what_was_never_written_is_caught",
+           adding_to_what_was_never_written_is_caught},
           {"blocks_of_a_launch_are_not_ordered", blocks_of_a_launch_are_not_ordered},
           {"atomics_are_ordered_but_not_with_plain_accesses",
            atomics_are_ordered_but_not_with_plain_accesses},
