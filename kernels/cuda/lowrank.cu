@@ -113,7 +113,10 @@ template <typename T>
 static void sdpa_lowrank_extend_cuda(floatX *out, const floatX *q, const LowRankCache *c,
                                      const SdpaArgs *a) {
     if constexpr (sizeof(T) == 2) {
-        if (a->kv_type == TYPE_BF16 && lowrank_mma_extend((T *)out, (const T *)q, c, a)) return;
+        T *y = (T *)out;
+        const T *x = (const T *)q;
+        bool fit = a->kv_type == TYPE_BF16;
+        if (fit && (lowrank_mma_decode(y, x, c, a) || lowrank_mma_extend(y, x, c, a))) return;
     }
     lowrank_plain_extend((T *)out, (const T *)q, c, a);
 }

@@ -20,3 +20,18 @@ void lowrank_undo(T *ds, T *dout, const T *y, const float *rstd, const LowRankAr
 
 template <typename T>
 void lowrank_plain_extend(T *out, const T *q, const LowRankCache *c, const SdpaArgs *a);
+
+// Partial results of a cache whose keys are cut into splits: row (b, h, t), split i at
+// (row * n_splits + i) * width, as [plain values (HV or 0) | latent values (r)], normalised; lse in
+// base 2, -inf without keys (the values are then not read).
+struct LowRankParts {
+    int n_splits, plain, width;
+    float *part, *lse;
+};
+// Splits of *keys keys (a multiple of 64), enough for `blocks` blocks without splits to fill the
+// device. Lies in cuda_scratch; with one_is_none a single split gets no memory.
+LowRankParts lowrank_parts(const LowRankCache *c, const SdpaArgs *a, size_t blocks,
+                           bool one_is_none, int *keys);
+// out = sum over the splits of plain + bv latent, + bias_v
+template <typename T>
+void lowrank_combine(T *out, const LowRankParts &p, const LowRankCache *c, const SdpaArgs *a);

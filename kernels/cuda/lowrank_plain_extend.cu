@@ -7,19 +7,15 @@
 #include "kernels/cuda/lowrank.h"
 #include "kernels/cuda/tile.cuh"
 
-#include <limits.h>
-
 #define LOG2E 1.44269504088896f
-enum { COMBINE_THREADS = 128, MIN_SPLIT = 2 * LATENT_BLOCK };
 
 template <typename T, typename KV> struct ExtendCall {
     T *out;
     const T *q;
     SdpaArgs a;
     LowRankCache c;
-    int n_splits, split_keys, row_blocks;
-    int plain, width;   // values of a partial result: [plain (HV or 0) | latent (r)]
-    float *part, *lse;  // (B, NH, Tq, n_splits, width) normalised; base 2, -inf without keys
+    LowRankParts parts;  // n_splits 1: none, the output is written at once
+    int split_keys, row_blocks;
 };
 
 // Tokens first ... first + n of head h, keys begin ... end.
@@ -34,13 +30,13 @@ __device__ __forceinline__ Work work_of(const ExtendCall<T, KV> &c) {
     i /= c.a.NH;
     w.b = (int)(i % c.a.B);
     i /= c.a.B;
-    w.split = (int)(i % c.n_splits);
-    w.first = (c.row_blocks - 1 - (int)(i / c.n_splits)) * ROWS;  // the longest first
+    w.split = (int)(i % c.parts.n_splits);
+    w.first = (c.row_blocks - 1 - (int)(i / c.parts.n_splits)) * ROWS;  // the longest first
     w.pos = c.a.pos[w.b];
     w.n = min(ROWS, c.a.n_new[w.b] - w.first);
     w.begin = w.split * c.split_keys;
     w.end = w.pos + w.first + w.n;
-    if (c.n_splits > 1) w.end = min(w.begin + c.split_keys, w.end);
+    if (c.parts.n_splits > 1) w.end = min(w.begin + c.split_keys, w.end);
     return w;
 }
 
@@ -147,13 +143,14 @@ __device__ __forceinline__ void write_part(const ExtendCall<T, KV> &call, const 
         int r = thread_y() + SIDE * i;
         if (r >= w.n) continue;
         size_t row = ((size_t)w.b * call.a.NH + w.h) * call.a.Tq + w.first + r;
-        size_t part = row * call.n_splits + w.split;
-        float factor = s.l[i] == 0.0f ? 0.0f : 1.0f / s.l[i], *to = call.part + part * call.width;
-        for (int col = thread_x(); col < call.plain; col += SIDE)
+        size_t part = row * call.parts.n_splits + w.split;
+        float factor = s.l[i] == 0.0f ? 0.0f : 1.0f / s.l[i],
+              *to = call.parts.part + part * call.parts.width;
+        for (int col = thread_x(); col < call.parts.plain; col += SIDE)
             to[col] = o[tile_at(SIDE * MR, r, col)] * factor;
         for (int col = thread_x(); col < call.c.r; col += SIDE)
-            to[call.plain + col] = oz[tile_at(SIDE * MR, r, col)] * factor;
-        if (thread_x() == 0) call.lse[part] = s.m[i] + log2f(s.l[i]);
+            to[call.parts.plain + col] = oz[tile_at(SIDE * MR, r, col)] * factor;
+        if (thread_x() == 0) call.parts.lse[part] = s.m[i] + log2f(s.l[i]);
     }
 }
 
@@ -184,7 +181,7 @@ __device__ __forceinline__ void write_out(const ExtendCall<T, KV> &call, const W
             for (int j = 0; j < 4; j++) {
                 int at = col + thread_x() + SIDE * j;
                 if (r >= w.n || at >= HV) continue;
-                float x = acc[i][j] + (call.plain ? o[tile_at(SIDE * MR, r, at)] : 0.0f);
+                float x = acc[i][j] + (call.parts.plain ? o[tile_at(SIDE * MR, r, at)] : 0.0f);
                 x /= s.l[i];
                 if (c.bias_v) x += c.bias_v[(size_t)w.h * HV + at];
                 out[r * call.a.o_token + at] = from_float<T>(x);
@@ -201,7 +198,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
     const LowRankCache &c = call.c;
     SHARED(float, a_tile);  // latents, queries, then p
     float *b_tile = a_tile + TILE * LD, *kt = b_tile + TILE * LD;
-    float *o = kt + tiles_floats(TILE, a.HS), *oz = o + tiles_floats(ROWS, call.plain);
+    float *o = kt + tiles_floats(TILE, a.HS), *oz = o + tiles_floats(ROWS, call.parts.plain);
     Work w = work_of<ROWS>(call);
     if (w.n <= 0) return;  // the whole block
     const T *q = call.q + w.b * a.q_batch + w.first * a.q_token + w.h * a.q_head;
@@ -210,7 +207,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
 #pragma unroll
     for (int i = 0; i < MR; i++)
         s.m[i] = -INFINITY, s.l[i] = 0.0f;
-    clear_tiles<MR>(o, call.plain);
+    clear_tiles<MR>(o, call.parts.plain);
     clear_tiles<MR>(oz, c.r);
     for (int key = w.begin; key < w.end; key += TILE) {
         int n = min(TILE, w.end - key);
@@ -227,53 +224,17 @@ __global__ void __launch_bounds__(TILE_THREADS)
         store_acc(a_tile, x);
         const KV *vs = static_cast<const KV *>(c.vs);
         if (vs) vs += w.b * c.vs_batch + (size_t)key * a.HV;
-        add_values<BY_K>(o, a_tile, b_tile, vs, (size_t)a.HV, n, call.plain, s.factor);
+        add_values<BY_K>(o, a_tile, b_tile, vs, (size_t)a.HV, n, call.parts.plain, s.factor);
         add_values<BY_ROW>(oz, a_tile, b_tile, latents<KV>(c.zv, c.zv_batch, c.n_zv, c, w, key),
                            LATENT_BLOCK, n, c.r, s.factor);
     }
 #pragma unroll
     for (int i = 0; i < MR; i++)
         s.l[i] = warp_sum<SIDE>(s.l[i]);
-    if (call.n_splits > 1)
+    if (call.parts.n_splits > 1)
         write_part(call, w, s, o, oz);
     else
         write_out(call, w, s, o, oz, b_tile);
-}
-
-// One row (b, h, t) to a block, a warp for each value: the lanes share out the latents.
-template <typename T, typename KV>
-__global__ void __launch_bounds__(COMBINE_THREADS) lowrank_combine_kernel(ExtendCall<T, KV> c) {
-    SHARED(float, o);  // (width)
-    size_t row = blockIdx.x, b = row / c.a.Tq / c.a.NH;
-    int t = (int)(row % c.a.Tq), h = (int)(row / c.a.Tq % c.a.NH), lane = threadIdx.x % WARP;
-    if (t >= c.a.n_new[b]) return;  // the whole block
-    const float *lse = c.lse + row * c.n_splits, *part = c.part + row * c.n_splits * c.width;
-    float top = -INFINITY, sum = 0.0f;
-    for (int i = 0; i < c.n_splits; i++)
-        top = fmaxf(top, lse[i]);
-    for (int i = 0; i < c.n_splits; i++)
-        sum += exp2_approx(lse[i] - top);
-    for (int col = threadIdx.x; col < c.width; col += COMBINE_THREADS) {
-        float x = 0.0f;
-        for (int i = 0; i < c.n_splits; i++) {
-            if (lse[i] == -INFINITY) continue;
-            x += exp2_approx(lse[i] - top) * part[(size_t)i * c.width + col];
-        }
-        o[col] = x / sum;
-    }
-    __syncthreads();
-    T *out = c.out + b * c.a.o_batch + t * c.a.o_token + h * c.a.o_head;
-    for (int col = threadIdx.x / WARP; col < c.a.HV; col += COMBINE_THREADS / WARP) {
-        size_t at = (size_t)h * c.a.HV + col;
-        const T *bv = reinterpret_cast<const T *>(c.c.bv) + at * c.c.ld_b;
-        float x = 0.0f;
-        for (int i = lane; i < c.c.r; i += WARP)
-            x += to_float(bv[i]) * o[c.plain + i];
-        x = warp_sum(x);
-        if (c.plain) x += o[col];
-        if (c.c.bias_v) x += c.c.bias_v[at];
-        if (lane == 0) out[col] = from_float<T>(x);
-    }
 }
 
 static size_t shared_bytes(int MR, const LowRankCache *c, const SdpaArgs *a) {
@@ -286,28 +247,12 @@ static size_t shared_bytes(int MR, const LowRankCache *c, const SdpaArgs *a) {
 template <typename T, typename KV, int MR> static void launch(ExtendCall<T, KV> c) {
     const SdpaArgs *a = &c.a;
     c.row_blocks = (int)ceil_div((size_t)a->Tq, (size_t)(SIDE * MR));
-    size_t blocks = (size_t)a->B * a->NH * c.row_blocks, max = (size_t)a->max_pos;
-    size_t wanted = ceil_div(4 * (size_t)cuda_device()->n_sm, blocks);
-    size_t n = min_size(wanted, max / MIN_SPLIT);
-    c.n_splits = 1;
-    c.split_keys = INT_MAX;
-    if (n > 1) {
-        c.split_keys = (int)round_up(ceil_div(max, n), LATENT_BLOCK);
-        c.n_splits = (int)ceil_div(max, (size_t)c.split_keys);
-    }
-    size_t rows = (size_t)a->B * a->NH * a->Tq;
-    if (c.n_splits > 1) {
-        size_t parts = rows * c.n_splits;
-        c.part = static_cast<float *>(cuda_scratch(parts * (c.width + 1) * sizeof(float)));
-        c.lse = c.part + parts * c.width;
-    }
-    LAUNCH((lowrank_plain_extend_kernel<T, KV, MR>), blocks * c.n_splits, TILE_THREADS,
+    size_t blocks = (size_t)a->B * a->NH * c.row_blocks;
+    c.parts = lowrank_parts(&c.c, a, blocks, true, &c.split_keys);
+    LAUNCH((lowrank_plain_extend_kernel<T, KV, MR>), blocks * c.parts.n_splits, TILE_THREADS,
            shared_bytes(MR, &c.c, a), cuda_stream())
     (c);
-    if (c.n_splits == 1) return;
-    LAUNCH((lowrank_combine_kernel<T, KV>), rows, COMBINE_THREADS, c.width * sizeof(float),
-           cuda_stream())
-    (c);
+    if (c.parts.n_splits > 1) lowrank_combine(c.out, c.parts, &c.c, a);
 }
 
 template <typename T, typename KV> static void extend(const ExtendCall<T, KV> &c) {
@@ -322,11 +267,10 @@ template <typename T, typename KV> static void extend(const ExtendCall<T, KV> &c
 
 template <typename T>
 void lowrank_plain_extend(T *out, const T *q, const LowRankCache *c, const SdpaArgs *a) {
-    int plain = c->vs ? a->HV : 0, width = plain + c->r;
     if (a->kv_type == TYPE_BF16)
-        extend(ExtendCall<T, bf16>{out, q, *a, *c, 1, 0, 0, plain, width, nullptr, nullptr});
+        extend(ExtendCall<T, bf16>{out, q, *a, *c, {}, 0, 0});
     else
-        extend(ExtendCall<T, float>{out, q, *a, *c, 1, 0, 0, plain, width, nullptr, nullptr});
+        extend(ExtendCall<T, float>{out, q, *a, *c, {}, 0, 0});
 }
 template void lowrank_plain_extend(float *, const float *, const LowRankCache *, const SdpaArgs *);
 template void lowrank_plain_extend(bf16 *, const bf16 *, const LowRankCache *, const SdpaArgs *);

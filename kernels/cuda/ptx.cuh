@@ -173,7 +173,7 @@ __device__ __forceinline__ float rcp_approx(float x) {
 #endif
 }
 
-// --- Asynchronous copies of 16 bytes from global to shared memory. The first src_bytes (0 or 16)
+// --- Asynchronous copies of 16 bytes from global to shared memory. The first src_bytes (0 to 16)
 // are read, the rest is filled with zeros; src is not touched when nothing is read.
 // A copy is there when its thread has waited for its group, for others after a barrier behind that.
 __device__ __forceinline__ void cp_async_16(void *dst, const void *src, int src_bytes PTX_HERE) {

@@ -224,9 +224,8 @@ __global__ void __launch_bounds__(S::THREADS) sdpa_mma_latent_kernel(LatentCall 
         latent_values<S>(rows, p, tile);
     }
     cp_async_wait<0>();
-    __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2 * S::MT; i++) {
+    for (int i = 0; i < 2 * S::MT; i++) {  // all warps have read the maxima before p was ready
         float l = warp_sum<4>(rows.l[i / 2][i % 2]);
         if (lane % 4 == 0) tops[warp * S::ROWS + i * 8 + lane / 4] = l;
     }

@@ -8,11 +8,16 @@
 // Lists of cases are shared out among the three thread orders of FOR_EACH_TABLE, to save time.
 enum { B = 3 };
 
+// Scores like those of a network; up to +-120, without norm and rope from keys that bf16 holds; all
+// the same.
+typedef enum Scores { SCORES_NOISE, SCORES_LARGE, SCORES_EQUAL } Scores;
+
 // LRKV: shared rows, latents of each head. MLA: no shared rows, every head reads the same latents.
 typedef struct Case {
     int T, NH, HS, HV, r, ld_b;
     bool mla, rope, norm, bias, bf16;  // bf16: the cache
     int pos[B], n_new[B];
+    Scores scores;
 } Case;
 
 static int tmax(const Case *c) {
@@ -28,7 +33,10 @@ typedef struct Plane {
     size_t batch;
 } Plane;
 
-static Plane plane_new(const Ops *g, const Case *c, int width, bool blocked, uint64_t seed) {
+typedef enum Kind { SHARED_KEYS, KEY_LATENTS, OTHER } Kind;
+
+static Plane plane_new(const Ops *g, const Case *c, int width, Kind kind, bool blocked,
+                       uint64_t seed) {
     size_t rows = (size_t)tmax(c) + 5, w = (size_t)width, size = c->bf16 ? 2 : 4;
     if (blocked) rows = round_up(rows, LATENT_BLOCK);
     Plane p = {mem_alloc(B * rows * w, size), g->alloc(B * rows * w * size), rows * w};
@@ -37,6 +45,10 @@ static Plane plane_new(const Ops *g, const Case *c, int width, bool blocked, uin
     for (size_t i = 0; i < B * rows * w; i++) {
         size_t b = i / (rows * w), at = i % (rows * w);
         size_t position = blocked ? at / (64 * w) * 64 + at % 64 : at / w;
+        // Keys are then +-1.5 plus a multiple of 1/64, all of a position the same.
+        bool large = c->scores == SCORES_LARGE;
+        if (large && kind == SHARED_KEYS) x[i] = (const float[]){1.5f, -1.5f, 1.0f}[position % 3];
+        if (large && kind == KEY_LATENTS) x[i] = (float)((int)(3 * fabsf(x[i])) - 1);
         if (position >= (size_t)(c->pos[b] + c->n_new[b])) x[i] = NAN;
         if (c->bf16)
             ((uint16_t *)p.cpu)[i] = bf16_from_f32(x[i]);
@@ -75,16 +87,28 @@ static SdpaArgs args_of(const Case *c) {
 }
 
 // bk, bv (NH, rows, ld_b) with NaN behind the r columns that count.
-static Twin factors_new(const Ops *g, const Case *c, int rows, uint64_t seed) {
+static Twin factors_new(const Ops *g, const Case *c, int rows, bool keys, uint64_t seed) {
     size_t n = (size_t)c->NH * rows * c->ld_b;
     float *x = mem_alloc(n, sizeof(float));
     test_noise(x, n, seed, 0.5f);
     for (size_t i = 0; i < n; i++) {
+        if (keys && c->scores == SCORES_LARGE) x[i] = x[i] > 0 ? 1.0f / 64 : -1.0f / 64;
         if (i % (size_t)c->ld_b >= (size_t)c->r) x[i] = NAN;
     }
     Twin b = twin_of(g, TYPE_FX, x, n);
     mem_free(x);
     return b;
+}
+
+static Twin queries_new(const Ops *g, const Case *c, const SdpaArgs *a) {
+    size_t n = B * a->q_batch;
+    if (c->scores == SCORES_NOISE) return twin_noise(g, TYPE_FX, n, 1, 1.2f);
+    float *x = mem_alloc(n, sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        x[i] = c->scores == SCORES_LARGE ? 80.0f / (a->scale * (float)c->HS) : 0;
+    Twin q = twin_of(g, TYPE_FX, x, n);
+    mem_free(x);
+    return q;
 }
 
 static void check_case(TestCtx *t, const Ops *g, Case c) {
@@ -93,12 +117,13 @@ static void check_case(TestCtx *t, const Ops *g, Case c) {
     int n_z = c.mla ? c.r : c.NH * c.r, *gpos = twin_ints(g, c.pos, B),
         *gnew = twin_ints(g, c.n_new, B);
     a.pos = c.pos, a.n_new = c.n_new, ga.pos = gpos, ga.n_new = gnew;
-    Plane none = {NULL, NULL, 0}, ks = c.mla ? none : plane_new(g, &c, c.HS, false, 2);
-    Plane vs = c.mla ? none : plane_new(g, &c, c.HV, false, 3);
-    Plane zk = plane_new(g, &c, n_z, true, 4), zv = plane_new(g, &c, n_z, true, 5);
-    Twin q = twin_noise(g, TYPE_FX, B * a.q_batch, 1, 1.2f);
+    Plane none = {NULL, NULL, 0}, ks = c.mla ? none : plane_new(g, &c, c.HS, SHARED_KEYS, false, 2);
+    Plane vs = c.mla ? none : plane_new(g, &c, c.HV, OTHER, false, 3);
+    Plane zk = plane_new(g, &c, n_z, KEY_LATENTS, true, 4);
+    Plane zv = plane_new(g, &c, n_z, OTHER, true, 5);
+    Twin q = queries_new(g, &c, &a);
     Twin out = twin_noise(g, TYPE_FX, B * a.o_batch, 6, 1);
-    Twin bk = factors_new(g, &c, c.HS, 7), bv = factors_new(g, &c, c.HV, 8);
+    Twin bk = factors_new(g, &c, c.HS, true, 7), bv = factors_new(g, &c, c.HV, false, 8);
     Twin bias_k = twin_noise(g, TYPE_F32, (size_t)c.NH * c.HS, 9, 1);
     Twin bias_v = twin_noise(g, TYPE_F32, (size_t)c.NH * c.HV, 10, 1);
     float *table = ref_rope_table(tmax(&c), c.HS, 1000);
@@ -177,6 +202,49 @@ static void long_caches_are_split(TestCtx *t) {
     }
 }
 
+// Up to 8 new tokens over a bf16 cache of LRKV; all ranks with heads of 64 and of 128.
+static void decoding_matches(TestCtx *t) {
+    const Ops *g;
+    static const int lengths[] = {1, 63, 64, 65, 127, 129, 192}, heads[] = {1, 6, 7, 3};
+    static const int ranks[] = {16, 46, 51, 54, 55, 64};
+    FOR_EACH_TABLE(g) {
+        if (!is_bf16(g)) continue;
+        for (int i = 0; i < 7; i++) {
+            int k = table_ / 2 * 7 + i, HS = k / 6 % 2 ? 128 : 64, r = ranks[k % 6];
+            Case c = {1 + k % 8, heads[k / 2 % 4], HS, HS, r, r + r % 2, .bf16 = true};
+            c.n_new[0] = min_int(c.T, lengths[i]), c.pos[0] = lengths[i] - c.n_new[0];
+            c.n_new[1] = max_int(1, c.T - 3), c.pos[1] = c.pos[0] / 2, c.n_new[2] = c.T / 2;
+            c.rope = k % 7 != 3, c.norm = k % 5 != 2;
+            check_case(t, g, c);
+        }
+    }
+}
+
+static void decoding_extreme_scores_matches(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        if (!is_bf16(g)) continue;
+        Case c = {5, 3, 64, 64, 46, 48, .bf16 = true, .scores = SCORES_LARGE};
+        c.pos[0] = 128, c.n_new[0] = 5, c.pos[1] = 61, c.n_new[1] = 4, c.n_new[2] = 1;
+        if (table_ / 2 == 1) c.HS = c.HV = 128;
+        check_case(t, g, c);
+        c.scores = SCORES_EQUAL, c.rope = c.norm = true;
+        check_case(t, g, c);
+    }
+}
+
+// Splits of which some rows have no keys, or not for all of their tokens.
+static void decoding_a_long_cache_matches(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        if (!is_bf16(g)) continue;
+        Case c = {4, 7, 64, 64, 55, 56, .bf16 = true, .rope = true, .norm = true};
+        c.pos[0] = 700, c.n_new[0] = 4, c.pos[1] = 190, c.n_new[1] = 4, c.n_new[2] = 2;
+        if (table_ / 2 == 2) c.HS = c.HV = 128;
+        check_case(t, g, c);
+    }
+}
+
 static void prefill_matches(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
@@ -189,4 +257,7 @@ static void prefill_matches(TestCtx *t) {
 TEST_MAIN({"every_switch_matches", every_switch_matches},
           {"ranks_of_the_paper_match", ranks_of_the_paper_match},
           {"latents_wider_than_heads_match", latents_wider_than_heads_match},
-          {"long_caches_are_split", long_caches_are_split}, {"prefill_matches", prefill_matches})
+          {"long_caches_are_split", long_caches_are_split}, {"decoding_matches", decoding_matches},
+          {"decoding_extreme_scores_matches", decoding_extreme_scores_matches},
+          {"decoding_a_long_cache_matches", decoding_a_long_cache_matches},
+          {"prefill_matches", prefill_matches})

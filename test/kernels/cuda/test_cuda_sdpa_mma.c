@@ -75,8 +75,9 @@ static void decoding_matches(TestCtx *t) {
             SdpaCase c = {0, 1, 2 * heads[order], 2, size[0], size[1], .pad = 8};
             sdpa_twin_extend(t, g, c, (SdpaCache){.bf16 = true, .far = far[(i + order) % 3]});
         }
+        int near[] = {12, 30, 60};  // some rows see nothing of a warp's first keys
         sdpa_twin_extend(t, g, (SdpaCase){0, 7, 3, 1, 64, 64, .pad = 0},
-                         (SdpaCache){.bf16 = true, .far = 60});
+                         (SdpaCache){.bf16 = true, .far = near[order]});
     }
 }
 
