@@ -55,9 +55,10 @@ PrepareOptions prepare_defaults(void);
 // False with a sentence; then `out` is as it was before, unless renaming files in it failed.
 bool prepare_run(const PrepareOptions *o, Error *err);
 
-// The subcommand: argv[0] is its name. Prints a summary on stdout (or JSON with --json) and
-// returns the exit status: 0, 1 for a failure, 2 for wrong usage.
-int prepare_main(int argc, char **argv);
+// The subcommand: argv[0..argc) are the arguments behind its name. Prints a summary on stdout (or
+// JSON with --json) and returns the exit status: 0, 1 for a failure, 2 for wrong usage. With help
+// set it prints its help instead.
+int prepare_main(int argc, char **argv, bool help);
 
 // Reads prepare.json; `path` is that file, its folder or a shard beside it.
 bool prepare_info_load(PrepareInfo *info, const char *path, Error *err);

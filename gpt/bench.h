@@ -231,7 +231,6 @@ int *bench_ids(size_t n, int V);
 // The processor's name, "unknown" where the system doesn't tell.
 void bench_cpu_name(char *out, size_t size);
 int bench_threads(void);
-void bench_set_threads(int n);  // 0: leave it
 // Sets the high-water mark of resident memory to what is resident now. False where the system
 // can't.
 bool bench_rss_reset(void);

@@ -36,14 +36,6 @@ int bench_threads(void) {
 #endif
 }
 
-void bench_set_threads(int n) {
-#ifdef _OPENMP
-    if (n > 0) omp_set_num_threads(n);
-#else
-    if (n > 1) warn("built without OpenMP: train.threads %d has no effect", n);
-#endif
-}
-
 // man 5 proc: writing 5 resets VmHWM.
 bool bench_rss_reset(void) {
     FILE *f = fopen("/proc/self/clear_refs", "w");

@@ -1,6 +1,5 @@
 // cmd_bench.c - train_gpt bench. stdout carries the tables or the JSON object, stderr the progress.
 #include "gpt/bench.h"
-#include "gpt/cli.h"
 
 #include <string.h>
 
@@ -11,7 +10,7 @@ typedef struct BenchCommand {
     bool json;
 } BenchCommand;
 
-enum { N_OPTIONS = 11, REST_MAX = 128 };
+enum { N_OPTIONS = 11 };
 
 static const char *const default_configs[] = {"configs/128m-mha.json", "configs/128m-gqa.json",
                                               "configs/128m-mqa.json", "configs/128m-mla.json",
@@ -57,23 +56,18 @@ static void config_name(char *out, size_t size, const char *path) {
     if (dot && strcmp(dot, ".json") == 0) *dot = 0;
 }
 
-static bool add_config(Bench *b, const char *path, const char *const *rest, int n, Error *err) {
+static bool add_config(Bench *b, const char *path, const CommandLine *line, Error *err) {
     if (b->n_configs == BENCH_CONFIGS)
         return error_set(err, "bench takes at most %d configs", BENCH_CONFIGS);
     BenchConfig *bc = &b->config[b->n_configs++];
     config_name(bc->name, sizeof bc->name, path);
-    if (!config_load(&bc->c, path, err)) return false;
-    for (int i = 0; i < n; i++) {
-        if (strchr(rest[i], '=') && !config_override(&bc->c, rest[i], err)) return false;
-    }
-    return config_finish(&bc->c, err) || error_prefix(err, path);
+    return config_open(&bc->c, path, line->setting, line->n_settings, err);
 }
 
-// What holds an equals sign is a setting for all configs, everything else a config.
-static bool load_configs(Bench *b, const char *const *rest, int n, Error *err) {
+static bool load_configs(Bench *b, const CommandLine *line, Error *err) {
     b->config = mem_alloc(BENCH_CONFIGS, sizeof(BenchConfig));
-    for (int i = 0; i < n; i++) {
-        if (!strchr(rest[i], '=') && !add_config(b, rest[i], rest, n, err)) return false;
+    for (int i = 0; i < line->n_subjects; i++) {
+        if (!add_config(b, line->subject[i], line, err)) return false;
     }
     if (b->n_configs == 0) b->muon_configs = 1;  // the variants differ little in it
     for (int i = 0; b->n_configs == i && i < N_DEFAULT_CONFIGS; i++) {
@@ -81,9 +75,9 @@ static bool load_configs(Bench *b, const char *const *rest, int n, Error *err) {
             return error_set(
                 err, "%s: not found; start bench where configs/ lies, or give it config files",
                 default_configs[i]);
-        if (!add_config(b, default_configs[i], rest, n, err)) return false;
+        if (!add_config(b, default_configs[i], line, err)) return false;
     }
-    bench_set_threads(b->config[0].c.train.threads);
+    program_threads(b->config[0].c.train.threads);
     return true;
 }
 
@@ -122,22 +116,22 @@ int bench_main(const Program *p, int argc, char **argv, bool help) {
     BenchCommand o = defaults;
     Option table[N_OPTIONS];
     options(table, &o);
-    if (help) {
-        cli_help(stdout, table, N_OPTIONS);
-        printf("\nWithout a config file the five configs/128m-*.json are measured (muon on the "
-               "first). "
-               "Settings are\noverridden as section.field=value, in all configs.\n");
-        return 0;
-    }
+    CommandLine line = {.options = table,
+                        .n_options = N_OPTIONS,
+                        .note = "Without a config file the five configs/128m-*.json are measured "
+                                "(muon on the first). Settings are\noverridden as "
+                                "section.field=value, in all configs.\n",
+                        .many = true};
+    int status;
+    if (!command_line(&line, argc, argv, help, &status)) return status;
     Error err = {0};
-    const char *rest[REST_MAX];
-    int n;
-    if (!cli_parse(argc, argv, table, N_OPTIONS, rest, REST_MAX, &n, &err))
-        return command_failed(&err, 2);
     Bench b;
     bench_open(&b);
-    if (!settings(&b, &o, &err)) return command_failed(&err, 2);
-    bool ok = load_configs(&b, rest, n, &err) && open_devices(&b, p, o.device, &err) &&
+    if (!settings(&b, &o, &err)) {
+        bench_free(&b);
+        return command_failed(&err, 2);
+    }
+    bool ok = load_configs(&b, &line, &err) && open_devices(&b, p, o.device, &err) &&
               run(&b, o.json, &err);
     bench_free(&b);
     return ok ? 0 : command_failed(&err, 1);

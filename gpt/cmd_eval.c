@@ -1,5 +1,4 @@
 // cmd_eval.c - train_gpt eval: loss, perplexity and bits per byte over shards or raw text.
-#include "gpt/cli.h"
 #include "gpt/evaluate.h"
 #include "gpt/load.h"
 
@@ -14,7 +13,7 @@ typedef struct EvalCommand {
     bool json;
 } EvalCommand;
 
-enum { N_OPTIONS = 5, REST_MAX = 64, TEXT_MAX_BYTES = 1 << 30, BATCH_TOKENS = 4096 };
+enum { N_OPTIONS = 5, TEXT_MAX_BYTES = 1 << 30, BATCH_TOKENS = 4096 };
 
 static void options(Option *out, EvalCommand *e) {
     const Option rows[N_OPTIONS] = {
@@ -115,25 +114,21 @@ int eval_main(const Program *p, int argc, char **argv, bool help) {
     EvalCommand e = {.device = "auto"};
     Option table[N_OPTIONS];
     options(table, &e);
-    if (help) {
-        cli_help(stdout, table, N_OPTIONS);
-        return 0;
-    }
+    CommandLine line = {
+        .options = table,
+        .n_options = N_OPTIONS,
+        .expects = "eval expects a run directory, a checkpoint or a model.safetensors, and "
+                   "--data PATH"};
+    int status;
+    if (!command_line(&line, argc, argv, help, &status)) return status;
     Error err = {0};
-    const char *rest[REST_MAX];
-    int n_rest;
-    if (!cli_parse(argc, argv, table, N_OPTIONS, rest, REST_MAX, &n_rest, &err))
-        return command_failed(&err, 2);
-    if (n_rest == 0 || e.data.n == 0) {
-        error_set(
-            &err,
-            "eval expects a run directory, a checkpoint or a model.safetensors, and --data PATH");
+    if (e.data.n == 0) {
+        error_set(&err, "eval expects --data PATH, a text file or .bin shards");
         return command_failed(&err, 2);
     }
-    if (!program_overrides(rest + 1, n_rest - 1, &err)) return command_failed(&err, 2);
     Loaded l = {0};
-    bool ok =
-        loaded_open(&l, rest[0], rest + 1, n_rest - 1, p, e.device, &err) && run(&e, &l, &err);
+    bool ok = loaded_open(&l, line.subject[0], line.setting, line.n_settings, p, e.device, &err) &&
+              run(&e, &l, &err);
     loaded_close(&l);
     return ok ? 0 : command_failed(&err, 1);
 }

@@ -1,6 +1,5 @@
 // cmd_generate.c - train_gpt generate. stdout carries the text and nothing else.
 #define _POSIX_C_SOURCE 200809L
-#include "gpt/cli.h"
 #include "gpt/generate.h"
 #include "gpt/load.h"
 
@@ -16,7 +15,7 @@ typedef struct GenerateCommand {
     bool json;
 } GenerateCommand;
 
-enum { PROMPT_MAX_BYTES = 64 << 20, REST_MAX = 64 };
+enum { PROMPT_MAX_BYTES = 64 << 20 };
 
 // Set by SIGINT: generation ends between two tokens, and what was made so far is kept.
 static volatile int cancelled;
@@ -171,30 +170,23 @@ int generate_main(const Program *p, int argc, char **argv, bool help) {
     GenerateCommand g = defaults;
     Option table[N_OPTIONS];
     options(table, &g);
-    if (help) {
-        cli_help(stdout, table, N_OPTIONS);
-        return 0;
-    }
+    CommandLine line = {
+        .options = table,
+        .n_options = N_OPTIONS,
+        .expects = "generate expects a run directory, a checkpoint or a model.safetensors"};
+    int status;
+    if (!command_line(&line, argc, argv, help, &status)) return status;
     Error err = {0};
-    const char *rest[REST_MAX];
-    int n_rest;
-    if (!cli_parse(argc, argv, table, N_OPTIONS, rest, REST_MAX, &n_rest, &err))
-        return command_failed(&err, 2);
-    if (n_rest == 0) {
-        error_set(&err, "generate expects a run directory, a checkpoint or a model.safetensors");
-        return command_failed(&err, 2);
-    }
     for (int i = 0; i < g.stop.n; i++) {
         if (g.stop.text[i][0]) continue;
         error_set(&err, "--stop expects a text that is not empty");
         return command_failed(&err, 2);
     }
-    if (!program_overrides(rest + 1, n_rest - 1, &err)) return command_failed(&err, 2);
     g.o.stop = g.stop.text, g.o.n_stop = g.stop.n, g.o.seed = (uint64_t)g.seed;
     Loaded l = {0};
     Buf prompt = {0};
     bool ok = read_prompt(&g, &prompt, &err) &&
-              loaded_open(&l, rest[0], rest + 1, n_rest - 1, p, g.device, &err) &&
+              loaded_open(&l, line.subject[0], line.setting, line.n_settings, p, g.device, &err) &&
               run(&g, &l, &prompt, &err);
     loaded_close(&l);
     buf_free(&prompt);

@@ -1,5 +1,4 @@
 // cmd_plan.c - train_gpt plan: what a config costs, before anything is allocated.
-#include "gpt/cli.h"
 #include "gpt/plan.h"
 #include "gpt/run.h"
 
@@ -12,7 +11,7 @@ typedef struct PlanCommand {
     const char *device;
 } PlanCommand;
 
-enum { N_OPTIONS = 5, REST_MAX = 64 };
+enum { N_OPTIONS = 5 };
 
 static void options(Option *out, PlanCommand *o) {
     const Option rows[N_OPTIONS] = {
@@ -26,15 +25,10 @@ static void options(Option *out, PlanCommand *o) {
     memcpy(out, rows, sizeof rows);
 }
 
-// The config in `path` with the overrides, planned.
 static bool plan_one(Plan *plan, const PlanCommand *o, const Program *p, const char *path,
-                     const char *const *overrides, int n, Error *err) {
+                     const CommandLine *line, Error *err) {
     Config c;
-    if (!config_load(&c, path, err)) return false;
-    for (int i = 0; i < n; i++) {
-        if (!config_override(&c, overrides[i], err)) return false;
-    }
-    if (!config_finish(&c, err)) return error_prefix(err, path);
+    if (!config_open(&c, path, line->setting, line->n_settings, err)) return false;
     const Ops *ops = program_ops(p, o->device, (ElemType)c.train.compute, err);
     return ops && plan_compute(plan, &c, ops, (int)o->gpus, o->tokens_per_second, err);
 }
@@ -57,24 +51,15 @@ static char *short_name(const char *path) {
     return name;
 }
 
-// One config in full, several as a table; what holds a '=' is a setting for all of them.
-static bool run(const PlanCommand *o, const Program *p, const char *const *rest, int n,
-                Error *err) {
-    const char *configs[REST_MAX], *settings[REST_MAX];
-    char *names[REST_MAX];
-    Plan plans[REST_MAX];
-    int n_configs = 0, n_settings = 0, made = 0;
-    for (int i = 0; i < n; i++) {
-        if (strchr(rest[i], '='))
-            settings[n_settings++] = rest[i];
-        else
-            configs[n_configs++] = rest[i];
-    }
-    if (n_configs == 0) return error_set(err, "plan expects a config file before its settings");
+// One config in full, several as a table.
+static bool run(const PlanCommand *o, const Program *p, const CommandLine *line, Error *err) {
+    char *names[ARGUMENTS_MAX];
+    Plan *plans = mem_alloc((size_t)line->n_subjects, sizeof *plans);
+    int made = 0;
     bool ok = true;
-    for (; ok && made < n_configs; made += ok) {
-        ok = plan_one(&plans[made], o, p, configs[made], settings, n_settings, err);
-        if (ok) names[made] = short_name(configs[made]);
+    for (; ok && made < line->n_subjects; made += ok) {
+        ok = plan_one(&plans[made], o, p, line->subject[made], line, err);
+        if (ok) names[made] = short_name(line->subject[made]);
     }
     if (ok && o->json)
         print_json(plans, made);
@@ -86,6 +71,7 @@ static bool run(const PlanCommand *o, const Program *p, const char *const *rest,
         plan_free(&plans[i]);
         mem_free(names[i]);
     }
+    mem_free(plans);
     return ok;
 }
 
@@ -93,22 +79,12 @@ int plan_main(const Program *p, int argc, char **argv, bool help) {
     PlanCommand o = {.gpus = 1, .device = "auto"};
     Option table[N_OPTIONS];
     options(table, &o);
-    if (help) {
-        cli_help(stdout, table, N_OPTIONS);
-        return 0;
-    }
+    CommandLine line = {.options = table,
+                        .n_options = N_OPTIONS,
+                        .expects = "plan expects a config file, and settings to override if any",
+                        .many = true};
+    int status;
+    if (!command_line(&line, argc, argv, help, &status)) return status;
     Error err = {0};
-    const char *rest[REST_MAX];
-    int n_rest;
-    if (!cli_parse(argc, argv, table, N_OPTIONS, rest, REST_MAX, &n_rest, &err))
-        return command_failed(&err, 2);
-    if (n_rest == 0) {
-        error_set(&err, "plan expects a config file, and settings to override if any");
-        return command_failed(&err, 2);
-    }
-    for (int i = 0; i < n_rest; i++) {
-        if (strchr(rest[i], '=') && !program_overrides(&rest[i], 1, &err))
-            return command_failed(&err, 2);
-    }
-    return run(&o, p, rest, n_rest, &err) ? 0 : command_failed(&err, 1);
+    return run(&o, p, &line, &err) ? 0 : command_failed(&err, 1);
 }

@@ -66,6 +66,14 @@ bool config_override(Config *c, const char *assignment, Error *err) {
     return ok;
 }
 
+bool config_open(Config *c, const char *path, const char *const *overrides, int n, Error *err) {
+    if (!config_load(c, path, err)) return false;
+    for (int i = 0; i < n; i++) {
+        if (!config_override(c, overrides[i], err)) return false;
+    }
+    return config_finish(c, err) || error_prefix(err, path);
+}
+
 int config_micro_batch(const Config *c, int ranks) {
     enum { MICRO_BATCH_TOKENS = 8192 };
     int64_t sequences = c->batch.tokens / c->model.seq_len;

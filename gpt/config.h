@@ -112,6 +112,8 @@ bool config_override(Config *c, const char *assignment, Error *err);
 // after all overrides; fills derived zeros (head_dim, ffn_dim) so that everything below can use the
 // numbers as they are.
 bool config_finish(Config *c, Error *err);
+// The three in a row: a file, its overrides, the check. c is undefined when false.
+bool config_open(Config *c, const char *path, const char *const *overrides, int n, Error *err);
 // The config as JSON, caller frees with mem_free: every setting except those that have no effect
 // and stand at their default (another variant's sizes). Reading it gives the same config.
 char *config_print(const Config *c);

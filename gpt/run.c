@@ -113,13 +113,42 @@ const Ops *program_ops(const Program *p, const char *device, ElemType act, Error
     return NULL;
 }
 
-bool program_overrides(const char *const *overrides, int n, Error *err) {
-    Config c;
-    config_default(&c);
-    for (int i = 0; i < n; i++) {
-        if (!config_override(&c, overrides[i], err)) return false;
+// Whether each setting exists and takes its value.
+static bool check_settings(const CommandLine *c, Error *err) {
+    Config any;
+    config_default(&any);
+    for (int i = 0; i < c->n_settings; i++) {
+        if (!config_override(&any, c->setting[i], err)) return false;
     }
     return true;
+}
+
+static bool read_line(CommandLine *c, int argc, char **argv, Error *err) {
+    const char *rest[ARGUMENTS_MAX];
+    int n;
+    if (!cli_parse(argc, argv, c->options, c->n_options, rest, ARGUMENTS_MAX, &n, err))
+        return false;
+    for (int i = 0; i < n; i++) {
+        if (c->many ? !strchr(rest[i], '=') : i == 0)
+            c->subject[c->n_subjects++] = rest[i];
+        else
+            c->setting[c->n_settings++] = rest[i];
+    }
+    if (c->expects && c->n_subjects == 0) return error_set(err, "%s", c->expects);
+    return check_settings(c, err);
+}
+
+bool command_line(CommandLine *c, int argc, char **argv, bool help_wanted, int *status) {
+    Error err;
+    *status = 0;
+    if (help_wanted) {
+        cli_help(stdout, c->options, c->n_options);
+        if (c->note) printf("\n%s", c->note);
+        return false;
+    }
+    if (read_line(c, argc, argv, &err)) return true;
+    *status = command_failed(&err, 2);
+    return false;
 }
 
 void program_threads(int n) {

@@ -59,6 +59,8 @@ help_goes_to_stdout() {
     for command in prepare train eval generate plan bench; do
         holds out "train_gpt $command"
     done
+    works help prepare
+    holds out "--val-fraction F"
     works help attention
     for variant in mha mqa gqa mla lrkv; do
         holds out "      $variant "
@@ -81,6 +83,40 @@ wrong_usage_has_status_2() {
     fails 2 "section.field=value" train a.json b.json
     fails 2 "optim.matrix.lr" train a.json optim.matrix.lr=fast
     fails 2 "model.n_layer" plan a.json model.n_layer=0
+}
+
+# Every command tells wrong usage from a failure.
+every_command_has_the_same_statuses() {
+    for args in 'prepare x' 'train tiny.json' 'eval run --data x' 'generate run -p x' \
+        'plan tiny.json' 'bench tiny.json'; do
+        fails 2 "unknown option --nonsense" $args --nonsense
+        case $args in
+        prepare*) fails 2 "--seed expects N behind it" $args --seed ;;
+        *)
+            fails 2 "--device expects NAME behind it" $args --device
+            fails 2 "unknown setting model.n_layres; did you mean model.n_layer?" \
+                $args model.n_layres=3
+            fails 2 "model.n_layer" $args model.n_layer=0
+            fails 2 "model.n_layer" $args model.n_layer=two
+            fails 2 "model.n_layer" $args model.n_layer=
+            ;;
+        esac
+    done
+    fails 2 "from 1 to 65536, found 'x'" plan tiny.json --gpus x
+    fails 2 "--depths" bench tiny.json --depths x
+    fails 2 "--only" bench tiny.json --only x
+    fails 2 "plan expects a config file" plan model.n_layer=3
+    fails 2 "eval expects --data" eval run
+    fails 1 "nowhere" prepare nowhere --tokenizer train:300 --out other
+    fails 1 "nowhere" train nowhere.json
+    fails 1 "nowhere" eval nowhere --data text.txt
+    fails 1 "nowhere" generate nowhere -p x
+    fails 1 "nowhere" plan nowhere.json
+    fails 1 "nowhere" bench nowhere.json
+    # Settings that are wrong only together are no wrong usage.
+    for command in train plan bench; do
+        fails 1 "model.n_head" $command tiny.json model.n_head=5
+    done
 }
 
 missing_files_have_status_1() {
@@ -208,8 +244,8 @@ cat >tiny.json <<'END'
 }
 END
 
-for name in help_goes_to_stdout wrong_usage_has_status_2 missing_files_have_status_1 \
-    text_becomes_shards shards_become_a_model the_model_is_scored the_model_writes \
+for name in help_goes_to_stdout wrong_usage_has_status_2 every_command_has_the_same_statuses \
+    missing_files_have_status_1 text_becomes_shards shards_become_a_model the_model_is_scored the_model_writes \
     a_full_disk_is_noticed signals_save_and_end_well plans_allocate_nothing; do
     bad=0
     $name

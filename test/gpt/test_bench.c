@@ -196,7 +196,7 @@ static const char *const small[] = {
 
 static void open_small(TestCtx *t, Bench *b, Ops *ops) {
     Error err = {0};
-    bench_set_threads(1);  // on a busy machine threads wait for each other longer than they work
+    program_threads(1);  // on a busy machine threads wait for each other longer than they work
     *ops = *ops_cpu();
     ops->measure_peaks = known_peaks;
     bench_open(b);
