@@ -1,8 +1,10 @@
 // sdpa.h - causal attention on the CPU: the sdpa ops of kernels/ops.h in fp32.
 // Memory grows with T, never with T*T. The bits do not depend on the number of threads, and those
 // of extend for one row of the batch do not depend on the other rows or on how its tokens are cut
-// into calls. Masked positions contribute exactly 0: cache rows behind a sequence's end are never
-// read.
+// into calls. Masked positions contribute exactly 0 to outputs, also where their keys and values
+// are not finite, and cache rows behind a sequence's end are never read. Gradients are not so
+// strict: of finite inputs masked pairs get exactly 0, but a value that is not finite may spoil the
+// gradients of other positions as well (the step is then skipped as a whole).
 #pragma once
 
 #include "kernels/cpu/isa.h"

@@ -245,13 +245,52 @@ void rows_softmax(const RowBlock *b, TileSpan t, const float *factor) {
     }
 }
 
-void rows_values(const RowBlock *b, TileSpan t, const float *v, size_t ld, int column, int n) {
-    size_t r = (size_t)t.first_row, width = (size_t)b->width;
-    int panel = ld ? n : (int)PANEL;
-    for (int c = 0; c < n; c += panel)
-        gemm_tile(b->o + r * width + (size_t)(column + c), width, b->scores + r * TILE_K, TILE_K, 1,
-                  v + (size_t)c * TILE_K, ld ? ld : PANEL, b->n - t.first_row,
-                  min_int(panel, n - c), t.n_keys, true);
+// Columns [column, column + n) of one tile of values, as rows_values takes them.
+typedef struct Values {
+    const float *v;
+    size_t ld;
+    int column, n, panel;
+} Values;
+
+// o += p v for rows [first, end) and keys [0, n_keys).
+static void add_product(const RowBlock *b, const Values *v, int first, int end, int n_keys) {
+    size_t r = (size_t)first, width = (size_t)b->width;
+    for (int c = 0; c < v->n; c += v->panel)
+        gemm_tile(b->o + r * width + (size_t)(v->column + c), width, b->scores + r * TILE_K, TILE_K,
+                  1, v->v + (size_t)c * TILE_K, v->ld, end - first, min_int(v->panel, v->n - c),
+                  n_keys, true);
+}
+
+// Whether keys [first, end) of the tile are finite: only then 0 times any of them is 0.
+static bool finite_values(const Values *v, int first, int end) {
+    VecF sum = {0};
+    for (int c = 0; c < v->n; c += v->panel) {
+        int n = min_int(v->panel, v->n - c);
+        for (int k = first; k < end; k++) {
+            const float *row = v->v + (size_t)c * TILE_K + (size_t)k * v->ld;
+            int i = 0;
+            for (; i + LANES <= n; i += LANES)
+                sum += vec_load(row + i) * 0.0f;
+            if (i < n) sum += vec_load_n(row + i, n - i) * 0.0f;
+        }
+    }
+    return vec_sum(sum) == 0;
+}
+
+void rows_values(const RowBlock *b, TileSpan t, const float *values, size_t ld, int column, int n) {
+    Values v = {values, ld ? ld : PANEL, column, n, ld ? n : (int)PANEL};
+    int first = t.first_row, masked = first;  // rows that don't see the whole tile
+    while (masked < b->n && b->limit[masked] - t.first_key < t.n_keys)
+        masked++;
+    if (masked > first && !finite_values(&v, b->limit[first] - t.first_key, t.n_keys)) {
+        // Each row by its own keys. The sums keep their order, so these are the usual bits.
+        for (int end; first < masked; first = end) {
+            for (end = first + 1; end < masked && b->limit[end] == b->limit[first];)
+                end++;
+            add_product(b, &v, first, end, b->limit[first] - t.first_key);
+        }
+    }
+    add_product(b, &v, first, b->n, t.n_keys);
 }
 
 void rows_fold(const RowBlock *b, const RowBlock *part) {

@@ -86,7 +86,7 @@ void rows_scores(const RowBlock *b, TileSpan t, const float *kt);
 // factor (TILE_K): the scale of each key's score.
 void rows_softmax(const RowBlock *b, TileSpan t, const float *factor);
 // o[:, column...column+n) += scores v; v (n_keys, n) in PANEL panels when ld is 0, else rows ld
-// apart.
+// apart. Values beyond a row's limit don't reach it, whatever they are.
 void rows_values(const RowBlock *b, TileSpan t, const float *v, size_t ld, int column, int n);
 // Takes the state of `part`, which saw later keys, into b. Same rows.
 void rows_fold(const RowBlock *b, const RowBlock *part);

@@ -259,6 +259,33 @@ static void sdpa_past_does_not_see_the_future(TestCtx *t) {
     }
 }
 
+// Not even through a weight of 0 times what is not finite: keys and values from token `cut` on are.
+static void sdpa_past_does_not_see_a_bad_future(TestCtx *t) {
+    static const int cuts[] = {1, 40, 63, 64, 100, 134};
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    const Ops *ops;
+    FOR_EACH_SET(ops) {
+        for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
+            // With one head a row has its own limit, with more several rows share one.
+            Case c = {.B = 1, .T = 135, .NH = 1 + (int)i % 3, .NKV = 1, .HS = 16, .HV = 20};
+            Data a = data_new(c), b = data_new(c);
+            size_t cut = (size_t)cuts[i], T = (size_t)c.T;
+            run(ops, &a, false);
+            for (size_t j = cut * b.a.k_token; j < T * b.a.k_token; j++)
+                b.k[j] = bad[j % 3];
+            for (size_t j = cut * b.a.v_token; j < T * b.a.v_token; j++)
+                b.v[j] = bad[j % 3];
+            run(ops, &b, false);
+            CHECK_SAME_BITS(t, a.out, b.out, cut * a.a.o_token * sizeof(float));
+            for (int h = 0; h < c.NH; h++)
+                CHECK_SAME_BITS(t, a.lse + h * c.T, b.lse + h * c.T, cut * sizeof(float));
+            CHECK(t, isnan(b.out[cut * b.a.o_token]) && isnan(b.out[(T - 1) * b.a.o_token]));
+            data_free(t, &a);
+            data_free(t, &b);
+        }
+    }
+}
+
 // Without a loss from token `cut` on, its keys and values get exactly no gradient.
 static void sdpa_gradient_does_not_reach_the_future(TestCtx *t) {
     Case c = {.B = 1, .T = 135, .NH = 4, .NKV = 2, .HS = 16, .HV = 12};
@@ -306,5 +333,6 @@ TEST_MAIN({"sdpa_agrees_with_the_reference_at_every_length",
           {"sdpa_survives_scores_of_120", sdpa_survives_scores_of_120},
           {"sdpa_of_equal_scores_is_the_mean", sdpa_of_equal_scores_is_the_mean},
           {"sdpa_past_does_not_see_the_future", sdpa_past_does_not_see_the_future},
+          {"sdpa_past_does_not_see_a_bad_future", sdpa_past_does_not_see_a_bad_future},
           {"sdpa_gradient_does_not_reach_the_future", sdpa_gradient_does_not_reach_the_future},
           {"sdpa_does_not_hide_a_nan", sdpa_does_not_hide_a_nan})

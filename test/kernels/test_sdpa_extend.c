@@ -292,10 +292,46 @@ static void extend_does_not_depend_on_chunks_or_neighbours(TestCtx *t) {
     data_free(t, d);
 }
 
+// The first half of the tokens of a call see nothing of the second, also where that is NaN: with
+// few rows, which read the values in place, and with many, which read panels.
+static void extend_past_does_not_see_a_bad_future(TestCtx *t) {
+    for (int i = 0; i < 4; i++) {
+        Case c = {.B = 1,
+                  .T = i < 2 ? 4 : 70,
+                  .Tmax = 150,
+                  .NH = i < 2 ? 1 : 4,
+                  .NKV = 1,
+                  .HS = 16,
+                  .HV = 20,
+                  .type = i % 2 ? TYPE_BF16 : TYPE_F32,
+                  .pos = {50}};
+        c.n_new[0] = c.T;
+        Data *d = data_new(c);
+        size_t half = (size_t)(c.pos[0] + c.T / 2), end = (size_t)(c.pos[0] + c.T);
+        float *clean[8];
+        int n = 0;
+        const Ops *ops;
+        FOR_EACH_SET(ops) clean[n++] = run(ops, d);
+        poison(&d->k, c.type, half * d->a.k_token, end * d->a.k_token);
+        poison(&d->v, c.type, half * d->a.v_token, end * d->a.v_token);
+        n = 0;
+        FOR_EACH_SET(ops) {
+            float *out = run(ops, d), *was = clean[n++];
+            size_t seen = (size_t)(c.T / 2) * d->a.o_token;
+            CHECK_SAME_BITS(t, was, out, seen * sizeof(float));
+            CHECK(t, isnan(out[seen]));
+            floats_free(t, out);
+            floats_free(t, was);
+        }
+        data_free(t, d);
+    }
+}
+
 TEST_MAIN({"extend_decodes_at_every_position", extend_decodes_at_every_position},
           {"extend_takes_rows_at_different_positions", extend_takes_rows_at_different_positions},
           {"extend_takes_every_group_and_head_size", extend_takes_every_group_and_head_size},
           {"extend_takes_values_that_are_a_prefix_of_keys",
            extend_takes_values_that_are_a_prefix_of_keys},
+          {"extend_past_does_not_see_a_bad_future", extend_past_does_not_see_a_bad_future},
           {"extend_does_not_depend_on_chunks_or_neighbours",
            extend_does_not_depend_on_chunks_or_neighbours})
