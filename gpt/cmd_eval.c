@@ -37,7 +37,7 @@ static bool eval_shards(const Loaded *l, const char *pattern, int64_t max_tokens
                         Error *err) {
     DataLoaderOptions o = {.patterns = pattern, .seq_len = l->m->T, .n_vocab = l->m->V};
     DataLoader *d = dataloader_open(&o, err);
-    bool ok = d && eval_loader(l->m, l->tok, d, max_tokens, sum, err);
+    bool ok = d && eval_loader(l->m, l->tok, d, max_tokens, NULL, sum, err);
     dataloader_close(d);
     return ok;
 }

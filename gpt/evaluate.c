@@ -42,14 +42,14 @@ void eval_ids(Model *m, const Tokenizer *tok, const int *ids, size_t n, int64_t 
     mem_free(targets);
 }
 
-bool eval_loader(Model *m, const Tokenizer *tok, DataLoader *data, int64_t max_tokens, EvalSum *sum,
-                 Error *err) {
+bool eval_loader(Model *m, const Tokenizer *tok, DataLoader *data, int64_t max_tokens,
+                 const volatile int *cancelled, EvalSum *sum, Error *err) {
     int64_t n = dataloader_info(data).n_samples, T = m->T;
     if (max_tokens > 0 && (max_tokens - 1) / T + 1 < n) n = (max_tokens - 1) / T + 1;
     size_t micro = (size_t)m->B * (size_t)T;
     int *ids = mem_alloc(micro, sizeof(int)), *targets = mem_alloc(micro, sizeof(int));
     bool ok = true;
-    for (int64_t at = 0; ok && at < n; at += m->B) {
+    for (int64_t at = 0; ok && at < n && !(cancelled && *cancelled); at += m->B) {
         int rows = at + m->B <= n ? m->B : (int)(n - at);
         for (size_t i = 0; i < micro; i++)
             ids[i] = 0, targets[i] = -1;

@@ -21,9 +21,10 @@ void eval_batch(Model *m, const Tokenizer *tok, const int *ids, const int *targe
 void eval_ids(Model *m, const Tokenizer *tok, const int *ids, size_t n, int64_t max_tokens,
               EvalSum *sum);
 // The same over the samples of a loader, in its order, at most one epoch; what its shards hold
-// behind their last whole sample is not scored. False when a shard can't be read.
-bool eval_loader(Model *m, const Tokenizer *tok, DataLoader *data, int64_t max_tokens, EvalSum *sum,
-                 Error *err);
+// behind their last whole sample is not scored. Ends between two batches when *cancelled is not 0
+// (NULL: never), with a sum of what was scored. False when a shard can't be read.
+bool eval_loader(Model *m, const Tokenizer *tok, DataLoader *data, int64_t max_tokens,
+                 const volatile int *cancelled, EvalSum *sum, Error *err);
 
 double eval_loss(const EvalSum *s);           // nats per token
 double eval_bits_per_byte(const EvalSum *s);  // NaN without bytes

@@ -10,9 +10,9 @@
 #include <signal.h>
 #include <string.h>
 
-// Set by the signal handler; the loop ends after the step under way. The only state of its kind: a
-// handler has no other way to speak.
-static volatile sig_atomic_t stop_signal;
+// Set by the signal handler; the loop ends after the step under way, evaluations and samples at
+// once. The only state of its kind: a handler has no other way to speak.
+static volatile int stop_signal;
 
 static void on_signal(int number) {
     stop_signal = number;
@@ -244,7 +244,7 @@ static bool evaluate_and_report(Trainer *t, Error *err) {
     EvalSum sum;
     if (!t->val) return true;
     if (!train_evaluate(t, &sum, err)) return keep_steps(t);
-    train_report_eval(t, &sum);
+    if (!stop_signal) train_report_eval(t, &sum);  // else it may lack some batches
     return true;
 }
 
@@ -277,7 +277,7 @@ static bool loop(Trainer *t, Error *err) {
 }
 
 bool train_run(const Config *c, const Ops *ops, RunStart start, Error *err) {
-    Trainer t = {.cfg = *c, .ops = ops, .run = {.lock = -1}};
+    Trainer t = {.cfg = *c, .ops = ops, .run = {.lock = -1}, .stop = &stop_signal};
     bool ok = open_all(&t, start, err);
     if (ok) {
         train_print_header(&t);

@@ -133,8 +133,13 @@ void train_sample(Trainer *t) {
     Error err;
     Buf text = {0};
     const char *prompt = t->cfg.train.sample_prompt;
-    if (generate_text(t->m, t->tok, prompt, strlen(prompt), &o, collect, &text, NULL, &stats,
-                      &err)) {
+    bool ok = generate_text(t->m, t->tok, prompt, strlen(prompt), &o, collect, &text, t->stop,
+                            &stats, &err);
+    if (*t->stop) {
+        buf_free(&text);
+        return;
+    }
+    if (ok) {
         LogField field = LOG_FIELD_TEXT("text", text.text ? text.text : "");
         logger_event(&t->log, t->n.step, "sample", &field, 1);
         logger_say(&t->log, "sample: %s%s", prompt, text.text ? text.text : "");

@@ -35,5 +35,5 @@ bool train_step(Trainer *t, StepState *state, Error *err) {
 
 bool train_evaluate(Trainer *t, EvalSum *sum, Error *err) {
     *sum = (EvalSum){0};
-    return eval_loader(t->m, t->tok, t->val, t->cfg.train.eval_tokens, sum, err);
+    return eval_loader(t->m, t->tok, t->val, t->cfg.train.eval_tokens, t->stop, sum, err);
 }

@@ -158,7 +158,7 @@ static void shards_and_text_agree(TestCtx *t) {
                 EvalSum shards = {0};
                 Error err;
                 DataLoader *d = loader(r, i ? "rest.bin" : "whole.bin");
-                CHECK(t, eval_loader(m, tok, d, 0, &shards, &err));
+                CHECK(t, eval_loader(m, tok, d, 0, NULL, &shards, &err));
                 CHECK_MSG(t, memcmp(&shards, &text, sizeof text) == 0, "%s, B %d: %.12g, %.12g",
                           v->label, B, shards.nats, text.nats);
                 dataloader_close(d);
@@ -182,7 +182,7 @@ static void limits_over_shards_are_exact(TestCtx *t) {
         for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
             EvalSum s = {0}, want = {0};
             Error err;
-            CHECK(t, eval_loader(m, NULL, d, limits[i], &s, &err));
+            CHECK(t, eval_loader(m, NULL, d, limits[i], NULL, &s, &err));
             eval_ids(m, NULL, ids, T * TINY_VAL_SAMPLES + 1, limits[i], &want);
             CHECK_MSG(t, s.tokens == want.tokens && s.nats == want.nats,
                       "B %d, limit %lld: %lld, "
@@ -192,6 +192,21 @@ static void limits_over_shards_are_exact(TestCtx *t) {
         dataloader_close(d);
         model_free(m);
     }
+    tiny_close(r);
+}
+
+static void a_cancelled_evaluation_scores_nothing_more(TestCtx *t) {
+    TinyRun *r = tiny_open();
+    Model *m = random_model(NULL, 2);
+    DataLoader *d = loader(r, "val_0.bin");
+    EvalSum s = {0};
+    Error err;
+    volatile int cancelled = 1;
+    CHECK(t, eval_loader(m, NULL, d, 0, &cancelled, &s, &err) && s.tokens == 0);
+    cancelled = 0;
+    CHECK(t, eval_loader(m, NULL, d, 0, &cancelled, &s, &err) && s.tokens == TINY_VAL_SAMPLES * T);
+    dataloader_close(d);
+    model_free(m);
     tiny_close(r);
 }
 
@@ -219,11 +234,11 @@ static void losses_that_are_not_finite_are_counted_apart(TestCtx *t) {
     model_free(m);
 }
 
-TEST_MAIN({"a_model_that_knows_nothing_has_known_scores",
-           a_model_that_knows_nothing_has_known_scores},
-          {"sums_without_anything_are_not_numbers", sums_without_anything_are_not_numbers},
-          {"every_target_is_scored_once_in_its_window", every_target_is_scored_once_in_its_window},
-          {"limits_are_exact", limits_are_exact}, {"shards_and_text_agree", shards_and_text_agree},
-          {"limits_over_shards_are_exact", limits_over_shards_are_exact},
-          {"losses_that_are_not_finite_are_counted_apart",
-           losses_that_are_not_finite_are_counted_apart})
+TEST_MAIN(
+    {"a_model_that_knows_nothing_has_known_scores", a_model_that_knows_nothing_has_known_scores},
+    {"sums_without_anything_are_not_numbers", sums_without_anything_are_not_numbers},
+    {"every_target_is_scored_once_in_its_window", every_target_is_scored_once_in_its_window},
+    {"limits_are_exact", limits_are_exact}, {"shards_and_text_agree", shards_and_text_agree},
+    {"limits_over_shards_are_exact", limits_over_shards_are_exact},
+    {"a_cancelled_evaluation_scores_nothing_more", a_cancelled_evaluation_scores_nothing_more},
+    {"losses_that_are_not_finite_are_counted_apart", losses_that_are_not_finite_are_counted_apart})
