@@ -75,6 +75,11 @@ static bool check_attention(const Config *c, Error *err) {
                          "attention.type lrkv needs attention.rank, the rank of each head's "
                          "residual (about 0.4 of the head size %d)",
                          c->model.head_dim);
+    if (is_type(c, "lrkv") && c->attention.rank > c->model.head_dim)
+        return error_set(err,
+                         "attention.rank %d is more than model.head_dim %d, which adds parameters "
+                         "but no rank",
+                         c->attention.rank, c->model.head_dim);
     if (is_type(c, "mla") && !c->attention.kv_lora_rank)
         return error_set(err,
                          "attention.type mla needs attention.kv_lora_rank, the width of the "

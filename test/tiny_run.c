@@ -30,6 +30,21 @@ const TinyVariant tiny_variants[] = {
                  "model.logit_softcap=0 model.embed_std=0.3"},
     {NULL, NULL}};
 
+const TinyVariant tiny_least[] = {
+    {"mha, heads of 1", "model.position=learned model.head_dim=1 model.qk_norm=false"},
+    {"mqa, heads of 2", "attention.type=mqa model.head_dim=2"},
+    {"gqa, odd heads", "attention.type=gqa attention.n_kv_head=2 model.position=none "
+                       "model.head_dim=3"},
+    {"mla, latent of 1", "attention.type=mla attention.kv_lora_rank=1 attention.q_lora_rank=1 "
+                         "attention.v_head_dim=1 model.head_dim=2"},
+    {"mla, odd heads", "attention.type=mla attention.kv_lora_rank=5 attention.qk_rope_head_dim=2 "
+                       "attention.v_head_dim=7 model.head_dim=3"},
+    {"lrkv, rank 0", "attention.type=lrkv attention.rank=0"},
+    {"lrkv, full rank", "attention.type=lrkv attention.rank=8"},
+    {"lrkv, rank 1", "attention.type=lrkv attention.rank=1 model.head_dim=1 "
+                     "model.position=learned model.qk_norm=false"},
+    {NULL, NULL}};
+
 static const char base_settings[] =
     "model.n_layer=2 model.n_embd=32 model.n_head=4 model.ffn_dim=48 model.seq_len=16 "
     "model.vocab_size=263 model.zero_init_proj=false model.head_std=0.1 batch.tokens=64 "

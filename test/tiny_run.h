@@ -14,6 +14,8 @@ typedef struct TinyVariant {
 } TinyVariant;
 extern const TinyVariant tiny_variants[];
 #define FOR_EACH_TINY(v) for (const TinyVariant *v = tiny_variants; v->label; v++)
+// The least of everything that config_finish accepts, and the same end of the list.
+extern const TinyVariant tiny_least[];
 
 enum { TINY_VOCAB = 263, TINY_SEQ = 16, TINY_BATCH = 4 };
 

@@ -39,6 +39,11 @@ static void config_finish_checks_head_sizes(TestCtx *t) {
     finish(t, "model.n_embd=100 model.n_head=3 model.head_dim=32", NULL);
     finish(t, "model.n_embd=60 model.n_head=4", "model.head_dim is 15 but rotary positions");
     finish(t, "model.n_embd=60 model.n_head=4 model.position=learned", NULL);
+    finish(t, "model.head_dim=1", "model.head_dim is 1 but rotary positions turn pairs");
+    finish(t, "model.n_embd=4", "model.head_dim is 1 but rotary positions turn pairs");
+    finish(t, "model.head_dim=1 model.position=none", NULL);
+    finish(t, "model.n_embd=3", "model.n_embd 3 is not a multiple of model.n_head 4");
+    finish(t, "model.n_head=1024 model.head_dim=1024", NULL);
 }
 
 static void config_finish_refuses_settings_without_effect(TestCtx *t) {
@@ -65,10 +70,31 @@ static void config_finish_checks_variants(TestCtx *t) {
            "attention.n_kv_head 3 does not divide model.n_head 4");
     finish(t, "attention.type=gqa attention.n_kv_head=2", NULL);
     finish(t, "attention.type=lrkv", "needs attention.rank");
+    finish(t, "attention.type=gqa attention.n_kv_head=8",
+           "attention.n_kv_head 8 does not divide model.n_head 4");
+    finish(t, "attention.type=gqa attention.n_kv_head=1", NULL);
     finish(t, "attention.type=lrkv attention.rank=0", NULL);
+    finish(t, "attention.type=lrkv attention.rank=64", NULL);
+    finish(t, "attention.type=lrkv attention.rank=65",
+           "attention.rank 65 is more than model.head_dim 64");
+    finish(t, "attention.type=lrkv attention.rank=3 model.head_dim=2", "attention.rank 3 is more");
+    finish(t, "attention.type=lrkv attention.rank=2 model.head_dim=15",
+           "model.head_dim is 15 but rotary");
     finish(t, "attention.type=lrkv attention.rank=24 attention.path=merged", NULL);
     finish(t, "attention.type=mla", "needs attention.kv_lora_rank");
+    finish(t, "attention.type=mla attention.kv_lora_rank=0", "needs attention.kv_lora_rank");
     finish(t, "attention.type=mla attention.kv_lora_rank=64", NULL);
+    finish(t, "attention.type=mla attention.kv_lora_rank=1 attention.v_head_dim=1", NULL);
+    finish(t, "attention.type=mla attention.kv_lora_rank=64 attention.qk_rope_head_dim=1",
+           "attention.qk_rope_head_dim is 1 but rotary");
+    finish(t, "attention.type=mla attention.kv_lora_rank=64 model.head_dim=15",
+           "model.head_dim is 15 but rotary");
+    finish(t,
+           "attention.type=mla attention.kv_lora_rank=64 attention.qk_rope_head_dim=2 "
+           "model.head_dim=15 attention.v_head_dim=7",
+           NULL);
+    finish(t, "attention.type=gqa attention.n_kv_head=2 attention.v_head_dim=8",
+           "attention.v_head_dim is 8 but has an effect only with attention.type mla");
     finish(t, "attention.type=mla attention.kv_lora_rank=64 attention.qk_rope_head_dim=15",
            "attention.qk_rope_head_dim is 15 but rotary");
     finish(t,

@@ -58,24 +58,30 @@ static void extend_all(Model *m, Cache *c, const int *ids, int n, int chunk, flo
     }
 }
 
-static void chunks_of_any_size_are_the_forward_pass(TestCtx *t) {
+static void check_chunks(TestCtx *t, const TinyVariant *v, int type) {
     static const int chunks[] = {1, 3, 5, T - 1, T};
-    FOR_EACH_TINY(v) {
-        for (int type = 0; type < 2; type++) {
-            Full *f = full_new(v, type);
-            float *logits = mem_alloc((size_t)T * V, sizeof(float));
-            for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
-                Cache *c = nan_cache(f->m, 1, T, chunks[i]);
-                extend_all(f->m, c, f->ids, T, chunks[i], logits);
-                CHECK(t, c->pos[0] == T);
-                CHECK_CLOSE(t, logits, f->logits, .what = f->label, .n = (size_t)T * V,
-                            .rel_tol = f->tol);
-                cache_free(f->m, c);
-            }
-            mem_free(logits);
-            full_free(f);
-        }
+    Full *f = full_new(v, type);
+    float *logits = mem_alloc((size_t)T * V, sizeof(float));
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+        Cache *c = nan_cache(f->m, 1, T, chunks[i]);
+        extend_all(f->m, c, f->ids, T, chunks[i], logits);
+        CHECK(t, c->pos[0] == T);
+        CHECK_CLOSE(t, logits, f->logits, .what = f->label, .n = (size_t)T * V, .rel_tol = f->tol);
+        cache_free(f->m, c);
     }
+    mem_free(logits);
+    full_free(f);
+}
+
+static void chunks_of_any_size_are_the_forward_pass(TestCtx *t) {
+    for (int type = 0; type < 2; type++) {
+        FOR_EACH_TINY(v) check_chunks(t, v, type);
+    }
+}
+
+static void the_least_sizes_are_the_forward_pass(TestCtx *t) {
+    for (const TinyVariant *v = tiny_least; v->label; v++)
+        check_chunks(t, v, 0);
 }
 
 // Prefill of k tokens, the rest one by one, logits of the last token only.
@@ -308,6 +314,7 @@ static void long_contexts_are_the_forward_pass(TestCtx *t) {
 }
 
 TEST_MAIN({"chunks_of_any_size_are_the_forward_pass", chunks_of_any_size_are_the_forward_pass},
+          {"the_least_sizes_are_the_forward_pass", the_least_sizes_are_the_forward_pass},
           {"a_prefill_and_single_tokens_are_the_forward_pass",
            a_prefill_and_single_tokens_are_the_forward_pass},
           {"ragged_rows_are_what_they_are_alone", ragged_rows_are_what_they_are_alone},

@@ -260,6 +260,21 @@ static double loss_of(Step *s) {
 
 // The slope along the gradient is its length: a directional derivative over all tensors at once,
 // for widths that are no multiple of any tile. Head size width / 4, MLP 3/2 width.
+static void check_slope(TestCtx *t, const TinyVariant *v, const char *more) {
+    Step *s = step_new(v->settings, more);
+    step_run(s, 1, NULL);
+    double length = norm(s->grad, s->n), step = 0.02 / (1 + length);
+    float *g = keep(s);
+    move(s->m, g, length, step);
+    double up = loss_of(s);
+    move(s->m, g, length, -2 * step);
+    double slope = (up - loss_of(s)) / (2 * step);
+    CHECK_MSG(t, fabs(slope - length) <= 5e-3 * length, "%s, %s: slope %g, gradient %g", v->label,
+              more, slope, length);
+    mem_free(g);
+    step_free(s);
+}
+
 static void odd_widths_have_the_right_gradient(TestCtx *t) {
     static const int widths[] = {8, 64, 72, 320};
     FOR_EACH_TINY(v) {
@@ -270,21 +285,15 @@ static void odd_widths_have_the_right_gradient(TestCtx *t) {
                        widths[w], widths[w] * 3 / 2);
             if (widths[w] == 8)
                 buf_printf(&more, " %s", strstr(v->settings, "rank=3") ? "attention.rank=2" : "");
-            Step *s = step_new(v->settings, more.text);
-            step_run(s, 1, NULL);
-            double length = norm(s->grad, s->n), step = 0.02 / (1 + length);
-            float *g = keep(s);
-            move(s->m, g, length, step);
-            double up = loss_of(s);
-            move(s->m, g, length, -2 * step);
-            double slope = (up - loss_of(s)) / (2 * step);
-            CHECK_MSG(t, fabs(slope - length) <= 5e-3 * length,
-                      "%s, width %d: slope %g, gradient %g", v->label, widths[w], slope, length);
-            mem_free(g);
-            step_free(s);
+            check_slope(t, v, more.text);
             buf_free(&more);
         }
     }
+}
+
+static void the_least_sizes_have_the_right_gradient(TestCtx *t) {
+    for (const TinyVariant *v = tiny_least; v->label; v++)
+        check_slope(t, v, "model.n_layer=1 model.activation=gelu");
 }
 
 static void padding_is_zero_after_steps(TestCtx *t) {
@@ -340,5 +349,6 @@ TEST_MAIN({"every_variant_is_tested", every_variant_is_tested},
           {"threads_change_no_bit", threads_change_no_bit},
           {"logits_give_the_losses", logits_give_the_losses},
           {"odd_widths_have_the_right_gradient", odd_widths_have_the_right_gradient},
+          {"the_least_sizes_have_the_right_gradient", the_least_sizes_have_the_right_gradient},
           {"padding_is_zero_after_steps", padding_is_zero_after_steps},
           {"merged_and_factored_agree", merged_and_factored_agree})
