@@ -155,9 +155,8 @@ static void print_machine(Buf *out, const Bench *b) {
     bench_cpu_name(cpu, sizeof cpu);
     buf_printf(out, "machine     %s, %s %s, %d threads, %s\n", cpu, b->ops[0]->name, b->ops[0]->isa,
                bench_threads(),
-               b->peaks[0].has_bf16
-                   ? "with an instruction for bf16 products"
-                   : "no instruction for bf16 products: their peak is that of fp32");
+               b->peaks[0].has_bf16 ? "with its instruction for bf16 products"
+                                    : "bf16 products in fp32, so their peak is that of fp32");
 }
 
 void bench_print(Buf *out, const Bench *b) {

@@ -145,7 +145,7 @@ typedef struct AdamWArgs {
 
 typedef struct Peaks {
     double fma_flops, bf16_flops, read_bytes;  // FLOP/s, FLOP/s, bytes/s; measured now
-    bool has_bf16;                             // the device has a bf16 dot instruction
+    bool has_bf16;  // the table multiplies bf16 by an instruction of its own, else in fp32
 } Peaks;
 
 typedef struct Ops {
@@ -284,8 +284,8 @@ typedef struct Ops {
                        float lr, float decay, const StepState *state);
 } Ops;
 
-// The CPU table of the best instruction set this processor has; TRAIN_GPT_ISA=base|avx2|avx512|
-// avx512bf16 in the environment picks a lower one (die() when the processor lacks it).
+// The CPU table of the fastest instruction set this processor has; TRAIN_GPT_ISA=base|avx2|avx512|
+// avx512bf16 in the environment picks another one (die() when the processor lacks it).
 const Ops *ops_cpu(void);
 // The table of one instruction set, or NULL when it was not compiled or this processor lacks it.
 const Ops *ops_cpu_isa(const char *isa);

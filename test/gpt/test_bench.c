@@ -275,7 +275,7 @@ static void run_of_all_sections_gives_one_object_with_every_figure(TestCtx *t) {
     cJSON_Delete(root);
     buf_free(&out);
     bench_print(&out, &b);
-    CHECK(t, strstr(out.text, "small-1") && strstr(out.text, "with an instruction for bf16"));
+    CHECK(t, strstr(out.text, "small-1") && strstr(out.text, "with its instruction for bf16"));
     buf_free(&out);
     bench_free(&b);
 }

@@ -44,7 +44,12 @@ static void the_environment_picks_a_set(TestCtx *t) {
     while (ops_set(best + 1))
         best++;
     unsetenv("TRAIN_GPT_ISA");
-    CHECK(t, ops_cpu() == ops_set(best));
+    // The last set is the fastest, but for bf16 products on other processors than AMD's.
+#if defined(__x86_64__)
+    bool slow_bf16 = strcmp(ops_set(best)->isa, "avx512bf16") == 0 && !__builtin_cpu_is("amd");
+    if (slow_bf16 && ops_cpu_isa("avx512")) best--;
+#endif
+    CHECK_MSG(t, ops_cpu() == ops_set(best), "%s, expected %s", ops_cpu()->isa, ops_set(best)->isa);
     const Ops *ops;
     FOR_EACH_SET(ops) CHECK(t, child_asks_for(ops->isa) == 0);
     CHECK(t, child_asks_for("avx9000") == 1);
