@@ -65,9 +65,9 @@ CHECK_asan = -O1 -fsanitize=thread,undefined -fno-sanitize=alignment -fno-saniti
 CHECK_debug = -O0 -fsanitize=thread $(CHECK_CLANG)
 EMU_TEST_SRC := $(if $(shell command -v $(CXX)),$(wildcard test/kernels/cuda/test_*.c test/emu/test_*.cu))
 # Whole models are too slow with every access checked.
-EMU_WHOLE = test/kernels/cuda/test_cuda_train
+EMU_WHOLE = $(addprefix test/kernels/cuda/test_cuda_,train text)
 EMU_TESTS = $(addprefix $(BUILD)/check/,$(filter-out $(EMU_WHOLE),$(basename $(EMU_TEST_SRC)))) \
-    $(if $(EMU_TEST_SRC),$(addprefix $(BUILD)/emu/,$(EMU_WHOLE)))
+    $(if $(EMU_TEST_SRC),$(EMU_WHOLE:%=$(BUILD)/emu/%))
 
 .PHONY: all help info tests test asan check fuzz fuzzers format clean cuda emu
 all: $(BUILD)/train_gpt $(if $(filter 1,$(CUDA)),$(BUILD)/train_gptcu) ## build the trainer
@@ -132,8 +132,9 @@ fuzz: ## libFuzzer programs in build/fuzz (needs clang); run one with a folder o
 
 # The program as users run it, from shell scripts.
 CLI_TESTS = $(patsubst %.sh,$(BUILD)/%,$(wildcard test/cli/test_*.sh))
-$(CLI_TESTS): $(BUILD)/%: %.sh $(BUILD)/train_gpt
+$(CLI_TESTS): $(BUILD)/%: %.sh test/cli/common.sh $(BUILD)/train_gpt $(if $(EMU_TEST_SRC),$(BUILD)/train_gpt_emu)
 	@mkdir -p $(@D)
+	@install -m 644 test/cli/common.sh $(@D)
 	@install -m 755 $< $@
 
 tests: $(TESTS) $(CLI_TESTS) $(EMU_TESTS) $(FUZZ) ## build the test programs

@@ -90,10 +90,15 @@ static void no_peaks(Peaks *out) {
     *out = (Peaks){.fma_flops = 1e15, .bf16_flops = 1e15, .read_bytes = 1e15};
 }
 
+Ops tiny_unmeasured(const Ops *ops) {
+    Ops copy = *ops;
+    copy.measure_peaks = no_peaks;
+    return copy;
+}
+
 const Ops *tiny_ops(void) {
     static Ops ops;
-    ops = *ops_cpu();
-    ops.measure_peaks = no_peaks;
+    ops = tiny_unmeasured(ops_cpu());
     return &ops;
 }
 
@@ -295,6 +300,18 @@ char *tiny_losses(const TinyRun *r, const char *run) {
     }
     mem_free(text);
     return out.text;
+}
+
+int tiny_loss_values(const TinyRun *r, const char *run, double *out, int n) {
+    char *text = tiny_losses(r, run);
+    int found = 0;
+    for (const char *at = text; found < n && (at = strchr(at, ':')); at++) {
+        char value[32];
+        snprintf(value, sizeof value, "%.*s", (int)strcspn(at + 1, " "), at + 1);
+        if (parse_f64(value, &out[found])) found++;
+    }
+    mem_free(text);
+    return found;
 }
 
 double tiny_last_metric(const TinyRun *r, const char *run, const char *key) {

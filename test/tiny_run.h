@@ -28,7 +28,8 @@ void tiny_set(Config *c, const char *settings);
 Model *tiny_model(const Config *c, bool training);
 // n ids below `limit`, a function of the seed.
 void tiny_ids(int *ids, size_t n, int limit, uint64_t seed);
-// The CPU's table without measuring the machine, which takes longer than a tiny run.
+// A table without measuring the machine, which takes longer than a tiny run; and the CPU's.
+Ops tiny_unmeasured(const Ops *ops);
 const Ops *tiny_ops(void);
 
 // A directory with tokenizer.json (small_tokenizer.h) and shards of unequal length:
@@ -63,6 +64,8 @@ int tiny_command(const TinyRun *r, CommandMain *command, const char *const *args
 // "1:LOSS 2:LOSS ..." of the training lines of RUN/metrics.jsonl, as they are written there, in
 // the file's order; the caller's.
 char *tiny_losses(const TinyRun *r, const char *run);
+// The same as numbers, the first n at most; returns how many there are.
+int tiny_loss_values(const TinyRun *r, const char *run, double *out, int n);
 // The value of a key in the last training line of RUN/metrics.jsonl, NAN without it.
 double tiny_last_metric(const TinyRun *r, const char *run, const char *key);
 // Lines of that event in RUN/metrics.jsonl that hold the words.

@@ -7,6 +7,24 @@
 
 static CudaDevice device;
 
+static void open_staging(Staging *s) {
+    if (cudaHostAlloc(reinterpret_cast<void **>(&s->host), STAGING_PIECES * (size_t)STAGING_BYTES,
+                      cudaHostAllocDefault) != cudaSuccess) {
+        die("out of pinned memory: no room for %d pieces of %d bytes", STAGING_PIECES,
+            STAGING_BYTES);
+    }
+    for (cudaEvent_t &e : s->copied) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventRecord(e, device.stream));
+    }
+}
+
+static void close_staging(Staging *s) {
+    for (cudaEvent_t e : s->copied)
+        CUDA_CHECK(cudaEventDestroy(e));
+    CUDA_CHECK(cudaFreeHost(s->host));
+}
+
 static bool open_device(int index, Error *err) {
     int n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
@@ -33,6 +51,7 @@ static bool open_device(int index, Error *err) {
     e = cudaStreamCreateWithFlags(&device.stream, cudaStreamNonBlocking);
     if (e != cudaSuccess) return error_set(err, "GPU %d: %s", index, cudaGetErrorString(e));
     device.blas = blas_open();
+    open_staging(&device.staging);
     device.is_open = true;
     return true;
 }
@@ -54,6 +73,7 @@ void cuda_close(void) {
     if (!device.is_open) return;
     CUDA_CHECK(cudaStreamSynchronize(device.stream));
     blas_close(device.blas);
+    close_staging(&device.staging);
     CUDA_CHECK(cudaFree(device.scratch[0]));
     CUDA_CHECK(cudaFree(device.scratch[1]));
     CUDA_CHECK(cudaStreamDestroy(device.stream));
@@ -65,12 +85,33 @@ const CudaDevice *cuda_device() {
     return &device;
 }
 
+void cuda_wait() {
+    CUDA_CHECK(cudaStreamSynchronize(cuda_stream()));
+    device.waits++;
+}
+
+size_t cuda_waits(void) {
+    return device.waits;
+}
+
+char *cuda_staging() {
+    const Staging *s = &cuda_device()->staging;
+    CUDA_CHECK(cudaEventSynchronize(s->copied[s->next]));
+    return s->host + (size_t)s->next * STAGING_BYTES;
+}
+
+void cuda_staging_sent() {
+    Staging *s = &device.staging;
+    CUDA_CHECK(cudaEventRecord(s->copied[s->next], cuda_stream()));
+    s->next = (s->next + 1) % STAGING_PIECES;
+}
+
 static void *scratch(int which, size_t bytes) {
     if (bytes <= device.scratch_bytes[which]) {
         make_undefined(device.scratch[which], bytes);
         return device.scratch[which];
     }
-    CUDA_CHECK(cudaStreamSynchronize(cuda_stream()));
+    cuda_wait();
     CUDA_CHECK(cudaFree(device.scratch[which]));
     size_t *held = &device.scratch_bytes[which];
     *held = round_up(bytes, (size_t)1 << 20);

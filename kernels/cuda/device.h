@@ -1,4 +1,4 @@
-// device.h - the GPU of this process: one device, one compute stream, one scratch buffer.
+// device.h - the GPU of this process: one device, one compute stream, scratch, and pinned memory.
 // All ops enqueue on cuda_stream(), so scratch of one op is free for the next.
 #pragma once
 
@@ -6,6 +6,16 @@
 
 #include "kernels/cuda/gpu.h"
 #include "kernels/ops.h"
+
+// Pinned host memory through which all uploads go: pieces in turn, each with the event of its last
+// copy. The caller's memory is its own again at once, and the host waits only when it is a whole
+// ring ahead of the device.
+enum { STAGING_PIECES = 8, STAGING_BYTES = 1 << 20 };
+typedef struct Staging {
+    char *host;
+    cudaEvent_t copied[STAGING_PIECES];
+    int next;
+} Staging;
 
 typedef struct CudaDevice {
     bool is_open;
@@ -19,6 +29,8 @@ typedef struct CudaDevice {
     void *scratch[2];
     size_t scratch_bytes[2];
     struct Blas *blas;  // gemm.cu
+    Staging staging;
+    size_t waits;  // see cuda_waits
 } CudaDevice;
 
 struct Blas *blas_open();
@@ -29,6 +41,13 @@ const CudaDevice *cuda_device();
 static inline cudaStream_t cuda_stream() {
     return cuda_device()->stream;
 }
+
+// Waits until the stream has run dry.
+void cuda_wait();
+// The next piece of pinned memory, when its last copy is done; cuda_staging_sent follows the copy
+// from it.
+char *cuda_staging();
+void cuda_staging_sent();
 
 // At least `bytes` of device memory, 256-byte aligned, contents undefined; valid until the next
 // call.

@@ -3,6 +3,8 @@
 #include "kernels/cuda/families.h"
 #include "kernels/cuda/ptx.cuh"
 
+#include <string.h>
+
 static void *alloc_cuda(size_t bytes) {
     void *p = nullptr;
     if (bytes == 0) bytes = 1;
@@ -17,7 +19,7 @@ static void *alloc_cuda(size_t bytes) {
 }
 
 static void free_cuda(void *p) {
-    CUDA_CHECK(cudaStreamSynchronize(cuda_stream()));
+    cuda_wait();
     CUDA_CHECK(cudaFree(p));
 }
 
@@ -29,19 +31,21 @@ static void copy_cuda(void *dst, const void *src, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda_stream()));
 }
 
-static void sync_cuda() {
-    CUDA_CHECK(cudaStreamSynchronize(cuda_stream()));
-}
-
-// Waits, so that the caller may change src at once.
+// The caller may change src at once: it goes through pinned memory.
 static void upload_bytes_cuda(void *dst, const void *src, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, cuda_stream()));
-    sync_cuda();
+    for (size_t i = 0; i < bytes; i += STAGING_BYTES) {
+        size_t n = min_size(bytes - i, STAGING_BYTES);
+        char *host = cuda_staging();
+        memcpy(host, static_cast<const char *>(src) + i, n);
+        CUDA_CHECK(cudaMemcpyAsync(static_cast<char *>(dst) + i, host, n, cudaMemcpyHostToDevice,
+                                   cuda_stream()));
+        cuda_staging_sent();
+    }
 }
 
 static void download_bytes_cuda(void *dst, const void *src, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, cuda_stream()));
-    sync_cuda();
+    cuda_wait();
 }
 
 template <typename To, typename From, int W>
@@ -99,7 +103,7 @@ template <typename T> void memory_ops(Ops *o) {
     o->download_bytes = download_bytes_cuda;
     o->upload = upload_cuda<T>;
     o->download = download_cuda<T>;
-    o->sync = sync_cuda;
+    o->sync = cuda_wait;
 }
 template void memory_ops<float>(Ops *);
 template void memory_ops<bf16>(Ops *);

@@ -13,6 +13,10 @@ extern "C" {
 bool cuda_open(int index, Error *err);
 void cuda_close(void);
 
+// How often the host has waited for the device to finish everything, since cuda_open. Products,
+// kernels and uploads don't; downloads do, and whatever gives memory back.
+size_t cuda_waits(void);
+
 // Choices for the open device; cuda_open sets all to 0.
 typedef struct CudaSettings {
     // Gradients of attention's queries (bf16, tensor cores) in one pass over the scores instead of

@@ -2,49 +2,7 @@
 # test_program.sh - the real program from text to text: what it prints where, its exit status, one
 # sentence for each mistake, signals, and the whole way from a text file to a generated one.
 # Runs the train_gpt of the build that it was copied to.
-here=$(CDPATH= cd "$(dirname "$0")" && pwd)
-gpt=${TRAIN_GPT:-$here/../../train_gpt}
-tmp=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_test_XXXXXX") || exit 1
-trap 'rm -rf "$tmp"' EXIT
-trap 'exit 1' HUP INT TERM
-cd "$tmp" || exit 1
-export OMP_NUM_THREADS=1
-passed=0 failed=0 name= bad=0
-
-complain() {
-    bad=1
-    echo "  $name: $*"
-}
-
-# Runs the program; $status, out and err are what it left.
-run() {
-    "$gpt" "$@" >out 2>err </dev/null
-    status=$?
-}
-
-# works ARGS...: status 0; warnings at most on stderr.
-works() {
-    run "$@"
-    [ $status -eq 0 ] || complain "'$*': status $status: $(head -n 3 err)"
-    said=$(grep '^train_gpt: ' err | grep -v '^train_gpt: warning: ')
-    [ -z "$said" ] || complain "'$*': said $said"
-}
-
-# fails STATUS WORDS ARGS...: that status, one sentence with the words on stderr, nothing on stdout.
-fails() {
-    want=$1 words=$2
-    shift 2
-    run "$@"
-    [ $status -eq "$want" ] || complain "'$*': status $status, not $want: $(head -n 3 err)"
-    [ ! -s out ] || complain "'$*': stdout holds $(head -n 1 out)"
-    [ "$(wc -l <err)" -eq 1 ] || complain "'$*': stderr has $(wc -l <err) lines: $(head -n 3 err)"
-    grep -q '^train_gpt: ' err || complain "'$*': stderr is $(head -n 1 err)"
-    grep -qF -- "$words" err || complain "'$*': expected '$words', found $(head -n 1 err)"
-}
-
-holds() { # FILE WORDS
-    grep -qF -- "$2" "$1" || complain "$1 lacks '$2': $(head -n 3 "$1")"
-}
+. "$(dirname "$0")/common.sh"
 
 # --- cases
 
@@ -221,39 +179,8 @@ plans_allocate_nothing() {
     holds out "parameters"
 }
 
-# --- what the cases need
-
-awk 'BEGIN {
-    split("the a one this that", d, " "); split("cat dog bird fish fox", s, " ")
-    split("sees likes eats hears finds", v, " ")
-    for (i = 0; i < 1500; i++) {
-        x = (i * 7919 + int(i / 7) * 31) % 625
-        printf "%s %s %s %s %s.\n", d[x % 5 + 1], s[int(x / 5) % 5 + 1], v[int(x / 25) % 5 + 1],
-            d[(x + i) % 5 + 1], s[int(x / 125) % 5 + 1]
-    }
-}' >text.txt
-cat >tiny.json <<'END'
-{
-  "model": {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 300, "seq_len": 32},
-  "attention": {"type": "lrkv", "rank": 3},
-  "data": {"train": "data/train_*.bin", "val": "data/val_*.bin", "tokenizer": "data/tokenizer.json"},
-  "batch": {"tokens": 128},
-  "schedule": {"warmup_steps": 2},
-  "train": {"steps": 20, "eval_every": 10, "eval_tokens": 256, "sample_every": 10, "threads": 1},
-  "checkpoint": {"dir": "run", "every": 8}
-}
-END
-
-for name in help_goes_to_stdout wrong_usage_has_status_2 every_command_has_the_same_statuses \
+make_text
+make_config
+run_cases help_goes_to_stdout wrong_usage_has_status_2 every_command_has_the_same_statuses \
     missing_files_have_status_1 text_becomes_shards shards_become_a_model the_model_is_scored the_model_writes \
-    a_full_disk_is_noticed signals_save_and_end_well plans_allocate_nothing; do
-    bad=0
-    $name
-    if [ $bad -eq 0 ]; then
-        passed=$((passed + 1)) && echo "ok   $name"
-    else
-        failed=$((failed + 1)) && echo "FAIL $name"
-    fi
-done
-echo "$passed passed, $failed failed, 0 skipped"
-[ $failed -eq 0 ]
+    a_full_disk_is_noticed signals_save_and_end_well plans_allocate_nothing

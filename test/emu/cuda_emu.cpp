@@ -40,15 +40,19 @@ void arrange(int *list, int n) {
         std::swap(list[i], list[next_random() % (uint64_t)(i + 1)]);
 }
 
-bool read_order() {
+struct Orders {
+    Order order;
+    uint64_t seed;
+};
+
+bool read_order(Orders *out) {
     const char *s = getenv("GPU_EMU_ORDER");
-    emu.random = 1;
-    sched.order = ORDER_FORWARD;
+    *out = {ORDER_FORWARD, 1};
     if (!s || !*s || !strcmp(s, "forward")) return true;
-    sched.order = strcmp(s, "reverse") ? ORDER_SHUFFLE : ORDER_REVERSE;
+    out->order = strcmp(s, "reverse") ? ORDER_SHUFFLE : ORDER_REVERSE;
     if (!strncmp(s, "shuffle:", 8))
-        emu.random = strtoull(s + 8, nullptr, 10);
-    else if (sched.order == ORDER_SHUFFLE && strcmp(s, "shuffle")) {
+        out->seed = strtoull(s + 8, nullptr, 10);
+    else if (out->order == ORDER_SHUFFLE && strcmp(s, "shuffle")) {
         emu_fail("GPU_EMU_ORDER: expected forward, reverse or shuffle[:seed], found '%s'", s);
         return false;
     }
@@ -208,32 +212,47 @@ EmuThread *meet_warp(unsigned mask, const char *op, const char *file, int line) 
     return t;
 }
 
-}  // namespace
-
-void emu_launch(const EmuLaunch &l) {
-    emu.failed = false;
+void run_launch(const EmuLaunch &l, Orders o) {
     emu.launch = &l;
     emu.current = nullptr;
     emu.block = {0, 0, 0};
     emu.n_threads = (int)(l.block.x * l.block.y * l.block.z);
-    if (read_order() && check_limits(l)) {
-        uint64_t n = (uint64_t)l.grid.x * l.grid.y * l.grid.z;
-        uint64_t step = 1, at = 0;  // block i of the launch is (at + i * step) % n
-        if (sched.order == ORDER_REVERSE) step = n - 1, at = n - 1;
-        if (sched.order == ORDER_SHUFFLE) {
-            do
-                step = next_random() % n + 1;
-            while (gcd(step, n) != 1);
-        }
-        emu_check_launch();
-        for (uint64_t i = 0; i < n && !emu.failed; i++, at = (at + step) % n) {
-            emu.block = {(unsigned)(at % l.grid.x), (unsigned)(at / l.grid.x % l.grid.y),
-                         (unsigned)(at / l.grid.x / l.grid.y)};
-            run_block();
-        }
-        emu_memory_verify();
+    emu.random = o.seed;
+    sched.order = o.order;
+    uint64_t n = (uint64_t)l.grid.x * l.grid.y * l.grid.z;
+    uint64_t step = 1, at = 0;  // block i of the launch is (at + i * step) % n
+    if (sched.order == ORDER_REVERSE) step = n - 1, at = n - 1;
+    if (sched.order == ORDER_SHUFFLE) {
+        do
+            step = next_random() % n + 1;
+        while (gcd(step, n) != 1);
     }
+    emu_check_launch();
+    for (uint64_t i = 0; i < n && !emu.failed; i++, at = (at + step) % n) {
+        emu.block = {(unsigned)(at % l.grid.x), (unsigned)(at / l.grid.x % l.grid.y),
+                     (unsigned)(at / l.grid.x / l.grid.y)};
+        run_block();
+    }
+    emu_memory_verify();
     emu.launch = nullptr;
+}
+
+}  // namespace
+
+void emu_launch(const EmuLaunch &launch) {
+    Orders o;
+    emu.failed = false;
+    emu.launch = &launch;
+    bool ok = read_order(&o) && check_limits(launch);
+    emu.launch = nullptr;
+    if (!ok) return;
+    const char *args = static_cast<const char *>(launch.args);
+    std::vector<char> kept(args, args + launch.args_bytes);
+    emu_enqueue([=] {
+        EmuLaunch l = launch;
+        l.args = kept.data();
+        run_launch(l, o);
+    });
 }
 
 uint3 emu_thread_idx() {
@@ -327,9 +346,11 @@ void emu_fail(const char *fmt, ...) {
 }
 
 void emu_catch(bool on) {
+    emu_wait();
     emu.catching = on;
     emu.fault[0] = 0;
 }
 const char *emu_fault() {
+    emu_wait();
     return emu.fault;
 }

@@ -1,9 +1,10 @@
 // cuda_emu.h - the part of CUDA that our kernels use, executed on the CPU and hostile to mistakes.
 // Only kernels/cuda/gpu.h and ptx.cuh include this, when built with -DGPU_EMU. A block is a set of
 // fibers, a barrier or warp operation is a switch, blocks run one after another. Device and shared
-// memory start as NaN; faults end the launch with one sentence (see emu_catch). Where a .cu file is
+// memory start as NaN; faults end the launch with one sentence (see emu_catch). Launches and copies
+// wait in the stream until the host waits for them. Where a .cu file is
 // compiled with -fsanitize=thread every access is checked as well (emu_check.cpp).
-// GPU_EMU_ORDER=forward|reverse|shuffle[:seed] is read at every launch.
+// GPU_EMU_ORDER=forward|reverse|shuffle[:seed] is read when a launch is enqueued.
 #pragma once
 
 #include <math.h>
@@ -147,12 +148,13 @@ void emu_red_add(float *p, const float *x, int n, const char *file, int line);  
 void emu_cp_async_commit();
 void emu_cp_async_wait(unsigned newest);  // lands all groups but the newest ones
 
-// --- The runtime calls that the program makes. All work is done when a call returns.
+// --- The runtime calls that the program makes. Work is done when the host waits for it.
 typedef enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
-    cudaErrorNoDevice = 100
+    cudaErrorNoDevice = 100,
+    cudaErrorNotReady = 600
 } cudaError_t;
 typedef struct EmuStream *cudaStream_t;
 typedef struct EmuEvent *cudaEvent_t;
@@ -162,7 +164,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice = 3
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
-enum { cudaStreamNonBlocking = 1 };
+enum { cudaStreamNonBlocking = 1, cudaHostAllocDefault = 0, cudaEventDisableTiming = 2 };
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlockOptin;
@@ -185,7 +187,10 @@ cudaError_t emu_func_set_shared(const void *kernel, int bytes);
 template <typename F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute, int bytes) {
     return emu_func_set_shared(reinterpret_cast<const void *>(kernel), bytes);
 }
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void *p);
 cudaError_t cudaEventCreate(cudaEvent_t *e);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);

@@ -194,6 +194,65 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
+namespace {
+
+// What a product knows when it runs: descriptions may be gone by then.
+struct Matmul {
+    EmuDesc desc;
+    EmuLayout a, b, c, d;
+    const void *A, *B, *C;
+    void *D;
+    float alpha, beta;
+    cublasLtMatmulAlgo_t algo;  // what the choice was promised
+    void *workspace;
+    size_t workspace_bytes;
+};
+
+void store_column(const Matmul &x, const double *sum, const char *pc, char *pd) {
+    size_t e = bytes_of(x.d.type);
+    for (size_t r = 0; r < x.d.rows; r++) {
+        float y = x.alpha * (float)sum[r];
+        if (x.beta != 0.0f) y += x.beta * load(pc + r * e, x.c.type);
+        store(pd + r * e, x.d.type, y);
+    }
+    if (emu_checking) emu_mark_init(pd, x.d.rows * e);
+}
+
+void multiply(const Matmul &x, int batch) {
+    const uint64_t *promised = x.algo.data;
+    bool round = x.desc.compute == CUBLAS_COMPUTE_32F_FAST_16BF;
+    const char *pa = matrix(x.A, &x.a, batch, "A", promised[0], true);
+    const char *pb = matrix(x.B, &x.b, batch, "B", promised[1], true);
+    const char *pc = matrix(x.C, &x.c, batch, "C", promised[2], x.beta != 0.0f);
+    char *pd = const_cast<char *>(matrix(x.D, &x.d, batch, "D", promised[3], false));
+    size_t k = x.desc.op[0] == CUBLAS_OP_T ? x.a.rows : x.a.cols;
+    size_t kb = x.desc.op[1] == CUBLAS_OP_T ? x.b.cols : x.b.rows;
+    if (k != kb) emu_fail("cublasLtMatmul: inner sizes %zu and %zu", k, kb);
+    if (emu.failed) return;
+    std::vector<float> fa = gather(pa, &x.a, x.desc.op[0], round),
+                       fb = gather(pb, &x.b, x.desc.op[1], round);
+    std::vector<double> sum(x.d.rows);
+    std::vector<float> part(x.d.rows);
+    Product p = {x.d.rows, x.d.cols, k, fa.data(), fb.data()};
+    size_t e = bytes_of(x.d.type);
+    for (size_t j = 0; j < x.d.cols; j++) {
+        column(p, j, sum.data(), part.data());
+        store_column(x, sum.data(), pc + j * x.c.ld * e, pd + j * x.d.ld * e);
+    }
+}
+
+void run_matmul(const Matmul &x) {
+    if (x.workspace_bytes < x.algo.data[4] ||
+        (x.workspace_bytes && !emu_allocated(x.workspace, x.workspace_bytes))) {
+        emu_fail("cublasLtMatmul: %zu bytes of workspace at %s", x.workspace_bytes,
+                 emu_describe(x.workspace));
+    }
+    for (int i = 0; i < x.d.batch && !emu.failed; i++)
+        multiply(x, i);
+}
+
+}  // namespace
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha,
                               const void *A, cublasLtMatrixLayout_t a, const void *B,
                               cublasLtMatrixLayout_t b, const void *beta, const void *C,
@@ -202,38 +261,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                               size_t workspace_bytes, cudaStream_t) {
     float scale = load(static_cast<const char *>(alpha), CUDA_R_32F);
     float keep = load(static_cast<const char *>(beta), CUDA_R_32F);
-    const uint64_t *promised = algo->data;
-    bool round = desc->compute == CUBLAS_COMPUTE_32F_FAST_16BF;
-    emu.failed = false;
-    if (workspace_bytes < promised[4] ||
-        (workspace_bytes && !emu_allocated(workspace, workspace_bytes))) {
-        emu_fail("cublasLtMatmul: %zu bytes of workspace at %s", workspace_bytes,
-                 emu_describe(workspace));
-    }
-    for (int i = 0; i < d->batch && !emu.failed; i++) {
-        const char *pa = matrix(A, a, i, "A", promised[0], true);
-        const char *pb = matrix(B, b, i, "B", promised[1], true);
-        const char *pc = matrix(C, c, i, "C", promised[2], keep != 0.0f);
-        char *pd = const_cast<char *>(matrix(D, d, i, "D", promised[3], false));
-        size_t k = desc->op[0] == CUBLAS_OP_T ? a->rows : a->cols;
-        size_t kb = desc->op[1] == CUBLAS_OP_T ? b->cols : b->rows;
-        if (k != kb) emu_fail("cublasLtMatmul: inner sizes %zu and %zu", k, kb);
-        if (emu.failed) break;
-        std::vector<float> fa = gather(pa, a, desc->op[0], round),
-                           fb = gather(pb, b, desc->op[1], round);
-        std::vector<double> sum(d->rows);
-        std::vector<float> part(d->rows);
-        Product p = {d->rows, d->cols, k, fa.data(), fb.data()};
-        size_t e = bytes_of(d->type);
-        for (size_t j = 0; j < d->cols; j++) {
-            column(p, j, sum.data(), part.data());
-            for (size_t r = 0; r < d->rows; r++) {
-                float y = scale * (float)sum[r];
-                if (keep != 0.0f) y += keep * load(pc + (j * c->ld + r) * e, c->type);
-                store(pd + (j * d->ld + r) * e, d->type, y);
-            }
-            if (emu_checking) emu_mark_init(pd + j * d->ld * e, d->rows * e);
-        }
-    }
+    Matmul x = {*desc, *a, *b, *c, *d, A, B, C, D, scale, keep, *algo, workspace, workspace_bytes};
+    emu_enqueue([=] { run_matmul(x); });
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -5,6 +5,7 @@
 #include "test/emu/emu_fiber.h"
 
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 enum {
@@ -52,6 +53,10 @@ extern Emu emu;
 // (the process ends here unless faults are caught).
 void emu_fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void emu_yield();
+
+// --- The stream: work runs in order, when the host waits for it (emu_stream.cpp).
+void emu_enqueue(std::function<void()> work);
+void emu_wait();  // for all of it
 
 // --- Memory.
 enum EmuAccess { EMU_READ, EMU_WRITE, EMU_ATOMIC };

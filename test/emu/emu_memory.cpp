@@ -5,7 +5,6 @@
 
 #include <stdio.h>
 #include <sys/mman.h>
-#include <time.h>
 
 namespace {
 
@@ -77,13 +76,6 @@ bool verify(const char *p, size_t bytes) {
 void red_zones(char *p, size_t bytes) {
     memset(p - RED, 0xA5, RED);
     memset(p + bytes, 0xA5, RED);
-}
-
-// The runtime accepts the range, or the fault says what is wrong with it.
-cudaError_t check_range(const char *call, const void *p, size_t n) {
-    if (!n || emu_allocated(p, n)) return cudaSuccess;
-    emu_fail("%s: %zu bytes at %s are not device memory", call, n, emu_describe(p));
-    return cudaErrorInvalidValue;
 }
 
 }  // namespace
@@ -165,11 +157,14 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
 }
 
 void emu_undefined(void *p, size_t bytes) {
-    fill_nan(static_cast<char *>(p), bytes);
-    if (emu_checking) emu_mark_fresh(p, bytes);
+    emu_enqueue([=] {
+        fill_nan(static_cast<char *>(p), bytes);
+        if (emu_checking) emu_mark_fresh(p, bytes);
+    });
 }
 
 cudaError_t cudaFree(void *p) {
+    emu_wait();
     if (!p) return cudaSuccess;
     for (Allocation &a : memory.list) {
         if (a.p != p || a.freed) continue;
@@ -194,26 +189,6 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind kind,
-                            cudaStream_t) {
-    cudaError_t e = cudaSuccess;
-    if (kind != cudaMemcpyDeviceToHost) e = check_range("cudaMemcpy to", dst, n);
-    if (!e && kind != cudaMemcpyHostToDevice) e = check_range("cudaMemcpy from", src, n);
-    if (e || !n) return e;
-    memmove(dst, src, n);
-    if (emu_checking && kind == cudaMemcpyHostToDevice) emu_mark_init(dst, n);
-    if (emu_checking && kind == cudaMemcpyDeviceToDevice) emu_mark_copy(dst, src, n);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t) {
-    cudaError_t e = check_range("cudaMemset of", p, n);
-    if (e || !n) return e;
-    memset(p, value, n);
-    if (emu_checking) emu_mark_init(p, n);
-    return cudaSuccess;
-}
-
 cudaError_t cudaGetDeviceCount(int *n) {
     *n = 1;
     return cudaSuccess;
@@ -231,16 +206,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->multiProcessorCount = 3;
     return cudaSetDevice(device);
 }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
-    *s = reinterpret_cast<cudaStream_t>(&memory);
-    return cudaSuccess;
-}
-cudaError_t cudaStreamDestroy(cudaStream_t) {
-    return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t) {
-    return cudaSuccess;
-}
 // A fault has ended the process, or a test waits for it.
 cudaError_t cudaGetLastError() {
     return cudaSuccess;
@@ -253,31 +218,9 @@ const char *cudaGetErrorString(cudaError_t e) {
         return "out of memory";
     case cudaErrorNoDevice:
         return "no CUDA-capable device is detected";
+    case cudaErrorNotReady:
+        return "device not ready";
     default:
         return "invalid argument";
     }
-}
-
-struct EmuEvent {
-    timespec at;
-};
-cudaError_t cudaEventCreate(cudaEvent_t *e) {
-    *e = new EmuEvent{};
-    return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t) {
-    clock_gettime(CLOCK_MONOTONIC, &e->at);
-    return cudaSuccess;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t) {
-    return cudaSuccess;
-}
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
-    *ms = (float)((double)(to->at.tv_sec - from->at.tv_sec) * 1e3 +
-                  (double)(to->at.tv_nsec - from->at.tv_nsec) * 1e-6);
-    return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t e) {
-    delete e;
-    return cudaSuccess;
 }

@@ -17,6 +17,41 @@ static void no_op_is_missing(TestCtx *t) {
     }
 }
 
+// More uploads than there are pieces of pinned memory, and one that is longer than all of them: the
+// host changes its memory at once and waits for nothing.
+static void uploads_do_not_wait(TestCtx *t) {
+    enum { N = 12 << 20, SMALL = 40, BYTES = 100 };
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        char *big = mem_alloc(N, 1), *back = mem_alloc(N, 1), small[BYTES];
+        char *p = g->alloc(N), *q = g->alloc(SMALL * BYTES);
+        g->sync();
+        size_t waits = cuda_waits();
+        for (int i = 0; i < SMALL; i++) {
+            memset(small, i + 1, BYTES);
+            g->upload_bytes(q + i * BYTES, small, BYTES);
+        }
+        for (size_t i = 0; i < N; i++)
+            big[i] = (char)(i % 251);
+        g->upload_bytes(p, big, N);
+        memset(big, 0, N);
+        CHECK(t, cuda_waits() == waits);
+        g->download_bytes(back, q, SMALL * BYTES);
+        CHECK(t, cuda_waits() == waits + 1);
+        for (int i = 0; i < SMALL * BYTES; i++)
+            CHECK(t, back[i] == i / BYTES + 1);
+        g->download_bytes(back, p, N);
+        size_t wrong = 0;
+        for (size_t i = 0; i < N; i++)
+            wrong += back[i] != (char)(i % 251);
+        CHECK_MSG(t, wrong == 0, "%zu bytes arrived wrong", wrong);
+        g->free(p);
+        g->free(q);
+        mem_free(big);
+        mem_free(back);
+    }
+}
+
 static void a_missing_device_is_a_sentence(TestCtx *t) {
     Error err;
     cuda_close();
@@ -65,7 +100,7 @@ static void peaks_are_measured(TestCtx *t) {
     CHECK(t, p.read_bytes > 0 && isfinite(p.read_bytes));
 }
 
-TEST_MAIN({"no_op_is_missing", no_op_is_missing},
+TEST_MAIN({"no_op_is_missing", no_op_is_missing}, {"uploads_do_not_wait", uploads_do_not_wait},
           {"a_missing_device_is_a_sentence", a_missing_device_is_a_sentence},
           {"memory_is_cleared_copied_and_converted", memory_is_cleared_copied_and_converted},
           {"peaks_are_measured", peaks_are_measured})

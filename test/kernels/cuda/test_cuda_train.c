@@ -1,108 +1,155 @@
-// test_cuda_train.c - whole tiny models on the CUDA tables: losses of 20 training steps and logits
-// over a cache follow those of the CPU's table, for every variant.
+// test_cuda_train.c - training runs on the CUDA tables, by the code behind `train`: losses of 20
+// steps follow the CPU's for every variant, runs cross over between devices, and a run in pieces
+// ends as a run in one.
 #include <math.h>
 #include <string.h>
 
-#include "gpt/optim.h"
+#include "gpt/checkpoint.h"
 #include "test/kernels/cuda/twin.h"
 #include "test/tiny_run.h"
 
-enum { STEPS = 20, B = 2, T = TINY_SEQ };
-static const char settings[] = "batch.tokens=32 optim.embed.lr=0.01 optim.matrix.lr=0.01";
+enum { STEPS = 20 };
 
-static void train(const Config *c, const Ops *ops, double *losses, double *norms) {
-    Model *m = model_create(c, ops, true);
-    model_init(m, 1);
-    model_alloc_acts(m, B, T);
-    Optimizer *o = optim_create(m);
-    int ids[B * T + 1];
-    for (int step = 0; step < STEPS; step++) {
-        StepState s;
-        tiny_ids(ids, B * T + 1, TINY_VOCAB, (uint64_t)step % 5);
-        ids[7] = ids[8];
-        int targets[B * T];
-        memcpy(targets, ids + 1, sizeof targets);
-        targets[3] = -1;
-        ops->step_begin(m->state);
-        model_step(m, ids, targets, B * T - 1, true, true, NULL, NULL);
-        optim_step(o, step, 1, &s);
-        losses[step] = s.loss_sum;
-        norms[step] = (double)s.grad_norm;
-    }
-    optim_free(o);
-    model_free(m);
+// Two micro-batches a step, so that gradients add up.
+static const char run_settings[] =
+    "train.steps=20 batch.tokens=32 batch.micro_batch=1 optim.matrix.lr=0.01 optim.embed.lr=0.02";
+
+static const Ops *cuda_ops(ElemType act) {
+    static Ops table[2];
+    Error err;
+    if (!cuda_open(0, &err)) die("%s", err.text);
+    table[act == TYPE_BF16] = tiny_unmeasured(ops_cuda(act));
+    return &table[act == TYPE_BF16];
 }
 
-// Logits of a prefill of two rows of different length and three single tokens behind it.
-static void extend(const Config *c, const Ops *ops, float *logits) {
-    enum { PREFILL = 6 };
-    Model *m = model_create(c, ops, false);
-    model_init(m, 1);
-    Cache *cache = cache_create(m, 2, T, PREFILL);
-    int ids[2 * PREFILL], n_new[2] = {PREFILL, 4};
-    size_t V = (size_t)m->V;
-    tiny_ids(ids, 2 * PREFILL, TINY_VOCAB, 9);
-    model_extend(m, cache, ids, PREFILL, n_new, logits, false);
-    for (int i = 1; i < 4; i++) {
-        n_new[0] = 1, n_new[1] = 1;
-        model_extend(m, cache, ids + i, 1, n_new, logits + (size_t)i * 2 * V, false);
+static void losses_follow(TestCtx *t, const char *label, const double *got, const double *want,
+                          int n, double tol) {
+    for (int i = 0; i < n; i++) {
+        CHECK_MSG(t, fabs(got[i] - want[i]) <= tol * want[i],
+                  "%s: loss %.7g at step %d, expected %.7g", label, got[i], i + 1, want[i]);
     }
-    cache_free(m, cache);
-    model_free(m);
 }
 
-// Attention of this variant needs only what the table has.
-static bool has_ops(const Ops *g, const Config *c) {
-    bool low_rank = !strcmp(c->attention.type, "lrkv") || !strcmp(c->attention.type, "mla");
-    return !low_rank || (g->lowrank_forward && g->sdpa_lowrank_extend);
+// Losses of the run in the directory `run`, which is then DIR/name.
+static void run_to_end(TestCtx *t, const TinyRun *r, const Config *c, const Ops *ops,
+                       const char *name, double *losses, double *norm) {
+    tiny_must_train(t, r, c, ops);
+    int n = tiny_loss_values(r, "run", losses, STEPS);
+    CHECK_MSG(t, n == STEPS, "%s: %d steps", name, n);
+    *norm = tiny_last_metric(r, "run", "grad_norm");
+    tiny_put_aside(r, name);
 }
 
 static void losses_follow_the_cpu(TestCtx *t) {
+    set_threads(1);
     FOR_EACH_TINY(v) {
         Config c;
-        double want[STEPS], want_norm[STEPS], got[STEPS], got_norm[STEPS];
-        tiny_config(&c, v->settings, settings);
-        set_threads(1);
-        train(&c, ops_cpu(), want, want_norm);
+        TinyRun *r = tiny_open();
+        double want[STEPS], got[STEPS], want_norm, got_norm;
+        tiny_run_config(r, &c, v->settings, run_settings);
+        run_to_end(t, r, &c, tiny_ops(), "cpu", want, &want_norm);
         CHECK_MSG(t, want[STEPS - 1] < want[0] - 0.2, "%s learns nothing", v->label);
-        const Ops *g;
-        for (int i = 4; (g = twin_table(i)) != NULL; i++) {  // in shuffled order
-            if (!has_ops(g, &c)) continue;
-            double tol = is_bf16(g) ? 2e-2 : 1e-4;
-            train(&c, g, got, got_norm);
-            for (int step = 0; step < STEPS; step++) {
-                CHECK_MSG(t, fabs(got[step] - want[step]) <= tol * want[step],
-                          "%s, %d bytes: loss %g at step %d, expected %g", v->label,
-                          (int)g->elem_size, got[step], step, want[step]);
-            }
-            CHECK_MSG(t, fabs(got_norm[0] - want_norm[0]) <= 2 * tol * want_norm[0],
-                      "%s, %d bytes: gradient norm %g, expected %g", v->label, (int)g->elem_size,
-                      got_norm[0], want_norm[0]);
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            double tol = bf16 ? 2e-2 : 1e-4;
+            run_to_end(t, r, &c, cuda_ops(bf16 ? TYPE_BF16 : TYPE_F32), bf16 ? "bf16" : "fp32", got,
+                       &got_norm);
+            losses_follow(t, v->label, got, want, STEPS, tol);
+            CHECK_MSG(t, fabs(got_norm - want_norm) <= 5 * tol * want_norm,
+                      "%s: gradient norm %g, expected %g", v->label, got_norm, want_norm);
         }
+        tiny_close(r);
     }
 }
 
-static void cached_logits_follow_the_cpu(TestCtx *t) {
+// Steps [0, 8) on the CPU, [8, 14) on CUDA, the rest on the CPU, with a change of its place in the
+// data and of the optimizer's moments at each crossing.
+static void runs_cross_over(TestCtx *t) {
+    set_threads(1);
     FOR_EACH_TINY(v) {
-        for (int kv_bf16 = 0; kv_bf16 < 2; kv_bf16++) {
+        static const int until[] = {8, 14, STEPS};
+        for (int bf16 = 0; bf16 < 2 - (v - tiny_variants) % 2; bf16++) {
             Config c;
-            tiny_config(&c, v->settings,
-                        kv_bf16 ? "generate.kv_type=bf16" : "generate.kv_type=fp32");
-            size_t n = (size_t)2 * 4 * TINY_VOCAB;
-            float *want = mem_alloc(n, sizeof(float)), *got = mem_alloc(n, sizeof(float));
-            extend(&c, ops_cpu(), want);
-            const Ops *g;
-            for (int i = 4; (g = twin_table(i)) != NULL; i++) {
-                if (!has_ops(g, &c)) continue;
-                extend(&c, g, got);
-                double tol = is_bf16(g) ? 3e-2 : kv_bf16 ? 5e-3 : 1e-4;
-                CHECK_CLOSE(t, got, want, .what = v->label, .n = n, .rel_tol = tol);
+            TinyRun *r = tiny_open();
+            double want[STEPS], got[STEPS], norm;
+            tiny_run_config(r, &c, v->settings, run_settings);
+            run_to_end(t, r, &c, tiny_ops(), "straight", want, &norm);
+            for (int i = 0; i < 3; i++) {
+                c.train.steps = until[i];
+                tiny_must_train(t, r, &c,
+                                i == 1 ? cuda_ops(bf16 ? TYPE_BF16 : TYPE_F32) : tiny_ops());
             }
-            mem_free(want);
-            mem_free(got);
+            CHECK_MSG(t, tiny_loss_values(r, "run", got, STEPS) == STEPS, "%s: steps", v->label);
+            losses_follow(t, v->label, got, want, STEPS, bf16 ? 2e-2 : 1e-4);
+            tiny_close(r);
         }
     }
 }
 
-TEST_MAIN({"losses_follow_the_cpu", losses_follow_the_cpu},
-          {"cached_logits_follow_the_cpu", cached_logits_follow_the_cpu})
+// Bit for bit on one device: parameters, masters, moments, place in the data.
+static void check_pieces(TestCtx *t, const TinyVariant *v, ElemType act, const char *more) {
+    static const char *const files[] = {CHECKPOINT_MODEL, CHECKPOINT_OPTIMIZER, CHECKPOINT_STATE};
+    TinyRun *r = tiny_open();
+    Config c;
+    tiny_run_config(r, &c, v->settings, run_settings);
+    tiny_set(&c, more);
+    c.train.steps = 5;
+    tiny_must_train(t, r, &c, cuda_ops(act));
+    tiny_put_aside(r, "straight");
+    for (int steps = 1; steps <= 5; steps += 2) {
+        c.train.steps = steps;
+        tiny_must_train(t, r, &c, cuda_ops(act));
+    }
+    for (int i = 0; i < 3; i++) {
+        char a[96], b[96];
+        snprintf(a, sizeof a, "straight/step-00000005/%s", files[i]);
+        snprintf(b, sizeof b, "run/step-00000005/%s", files[i]);
+        tiny_same_file(t, r, a, b);
+    }
+    char *x = tiny_losses(r, "straight"), *y = tiny_losses(r, "run");
+    CHECK_MSG(t, strlen(x) > 20 && strcmp(x, y) == 0, "%s:\n    %s\n    %s", v->label, x, y);
+    mem_free(x);
+    mem_free(y);
+    tiny_close(r);
+}
+
+static void a_run_in_pieces_ends_as_a_run_in_one(TestCtx *t) {
+    set_threads(1);
+    FOR_EACH_TINY(v) {
+        if ((v - tiny_variants) % 2) check_pieces(t, v, TYPE_F32, NULL);
+        check_pieces(t, v, TYPE_BF16, NULL);
+    }
+}
+
+// Whatever a step needs from the host is enqueued; the one wait is for the step's result.
+static void micro_steps_do_not_wait(TestCtx *t) {
+    FOR_EACH_TINY(v) {
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            Config c;
+            int ids[TINY_SEQ + 1];
+            StepState state;
+            tiny_config(&c, v->settings, "batch.tokens=16");
+            Model *m = model_create(&c, cuda_ops(bf16 ? TYPE_BF16 : TYPE_F32), true);
+            model_init(m, 1);
+            model_alloc_acts(m, 1, TINY_SEQ);
+            Optimizer *o = optim_create(m);
+            for (int step = 0; step < 2; step++) {  // scratch grows in the first
+                size_t waits = cuda_waits();
+                model_step_begin(m);
+                for (int k = 0; k < 3; k++) {
+                    tiny_ids(ids, TINY_SEQ + 1, TINY_VOCAB, (uint64_t)k);
+                    model_step(m, ids, ids + 1, 3 * TINY_SEQ, true, k == 2, NULL, NULL);
+                }
+                if (step) CHECK_MSG(t, cuda_waits() == waits, "%s waits in a micro-step", v->label);
+                optim_step(o, step, 1, &state);
+                if (step) CHECK_MSG(t, cuda_waits() == waits + 1, "%s waits more", v->label);
+            }
+            CHECK(t, !state.skip);
+            optim_free(o);
+            model_free(m);
+        }
+    }
+}
+
+TEST_MAIN({"micro_steps_do_not_wait", micro_steps_do_not_wait},
+          {"losses_follow_the_cpu", losses_follow_the_cpu}, {"runs_cross_over", runs_cross_over},
+          {"a_run_in_pieces_ends_as_a_run_in_one", a_run_in_pieces_ends_as_a_run_in_one})
