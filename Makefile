@@ -132,10 +132,10 @@ fuzz: ## libFuzzer programs in build/fuzz (needs clang); run one with a folder o
 
 # The program as users run it, from shell scripts.
 CLI_TESTS = $(patsubst %.sh,$(BUILD)/%,$(wildcard test/cli/test_*.sh))
-$(CLI_TESTS): $(BUILD)/%: %.sh test/cli/common.sh $(BUILD)/train_gpt $(if $(EMU_TEST_SRC),$(BUILD)/train_gpt_emu)
+$(CLI_TESTS) $(BUILD)/test/cli/common: $(BUILD)/%: %.sh
 	@mkdir -p $(@D)
-	@install -m 644 test/cli/common.sh $(@D)
 	@install -m 755 $< $@
+$(CLI_TESTS): $(BUILD)/test/cli/common $(BUILD)/train_gpt $(if $(EMU_TEST_SRC),$(BUILD)/train_gpt_emu)
 
 tests: $(TESTS) $(CLI_TESTS) $(EMU_TESTS) $(FUZZ) ## build the test programs
 

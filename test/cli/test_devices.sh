@@ -2,7 +2,7 @@
 # test_devices.sh - the CUDA program as users run it: on the emulator it trains, goes on from a CPU
 # run and the other way round, and writes the same text; without a driver it says so and takes the
 # CPU.
-. "$(dirname "$0")/common.sh"
+. "$(dirname "$0")/common"
 cpu=$gpt emu=${TRAIN_GPT_EMU:-$here/../../train_gpt_emu} cuda=${TRAIN_GPT_CUDA:-$here/../../train_gptcu}
 
 # Losses of a run, one a line.

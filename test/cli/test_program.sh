@@ -2,7 +2,7 @@
 # test_program.sh - the real program from text to text: what it prints where, its exit status, one
 # sentence for each mistake, signals, and the whole way from a text file to a generated one.
 # Runs the train_gpt of the build that it was copied to.
-. "$(dirname "$0")/common.sh"
+. "$(dirname "$0")/common"
 
 # --- cases
 
