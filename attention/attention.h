@@ -28,6 +28,7 @@ typedef struct AttnDims {
     float residual_ratio;  // lrkv: |U B^T|_F / |Ws|_F at the start
     float eps, qk_scale;   // norm_eps; scale of the scores, 0: 1/sqrt of the variant's key width
     bool qk_norm, bias;
+    bool any_order;  // SdpaArgs.any_order of backward
     Position position;
     AttnPath path;
     float std_in,

@@ -92,6 +92,7 @@ static SdpaArgs sdpa_args(const AttnDims *d) {
         .v_batch = t * w,
         .o_batch = t * (size_t)d->NH * hs,
         .scale = attn_scale(d, d->HS),
+        .any_order = d->any_order,
     };
 }
 

@@ -141,7 +141,8 @@ static inline SdpaArgs sdpa_args(const AttnDims *d) {
                       .k_batch = T * kv,
                       .v_batch = T * kv,
                       .o_batch = T * o,
-                      .scale = attn_scale(d, d->HS)};
+                      .scale = attn_scale(d, d->HS),
+                      .any_order = d->any_order};
 }
 
 static inline void output(const AttnCall *c, floatX *out, const floatX *att) {

@@ -131,7 +131,8 @@ static SdpaArgs sdpa_args(const AttnDims *d) {
                       .k_batch = T * k,
                       .v_batch = T * v,
                       .o_batch = T * o,
-                      .scale = attn_scale(d, (int)head)};
+                      .scale = attn_scale(d, (int)head),
+                      .any_order = d->any_order};
 }
 
 void mla_forward(const AttnCall *c, floatX *out, const floatX *x) {

@@ -117,6 +117,7 @@ AttnDims config_attn_dims(const Config *c, int B, int T, int Tmax) {
     d.residual_ratio = (float)c->attention.residual_init_ratio;
     d.eps = (float)c->model.norm_eps;
     d.qk_norm = c->model.qk_norm, d.bias = c->model.bias;
+    d.any_order = !c->train.deterministic;
     d.position = (Position)c->model.position;
     d.path = (AttnPath)c->attention.path;
     d.std_in = (float)c->model.init_std;

@@ -76,6 +76,7 @@ typedef struct Config {
         int64_t steps, seed;
         int compute;  // ElemType: TYPE_F32 or TYPE_BF16
         int threads;  // 0: all
+        bool deterministic;
         int64_t eval_every, eval_tokens;
         int64_t sample_every, sample_tokens;
         char sample_prompt[CONFIG_TEXT_MAX];

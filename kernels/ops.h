@@ -8,7 +8,8 @@
 // fx_at.
 // - Pointers are device pointers. Ops enqueue on one implicit compute stream and return; only
 //   download and sync wait. Results the host may read later live in StepState, in device memory.
-// - Sums run in a fixed order: same inputs, same bits, whatever the number of threads.
+// - Sums run in a fixed order: same inputs, same bits, whatever the number of threads, unless
+//   SdpaArgs.any_order allows another.
 // - N = B*T rows; matrices are row-major; ld* are row strides in elements.
 // - Out of memory and device errors die(); sizes are checked above.
 #pragma once
@@ -82,6 +83,8 @@ typedef struct SdpaArgs {
     const int *pos, *n_new;  // (B) device: extend only; queries t >= n_new[b] are left unwritten
     int max_pos;             // host bound on pos[b] + n_new[b], for launch geometry only
     ElemType kv_type;        // of k and v in extend: TYPE_F32 or TYPE_BF16; training: TYPE_FX
+    bool
+        any_order;  // backward may sum dq in no fixed order where that is faster: CUDA in bf16 does
 } SdpaArgs;
 
 // Heads put together from two parts: out[n,h,:] = [a[n,h,:W1] | b[n,h,:W2]]. Strides in elements;

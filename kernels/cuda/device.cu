@@ -62,11 +62,10 @@ bool cuda_open(int index, Error *err) {
     return error_set(err, "GPU %d: this process uses GPU %d already", index, device.index);
 }
 
-void cuda_configure(const CudaSettings *s) {
-    const CudaDevice *d = cuda_device();
-    bool limited = s->shared_limit && s->shared_limit < d->shared_bytes;
-    device.shared_limit = limited ? s->shared_limit : d->shared_bytes;
-    device.fast_gradients = s->fast_gradients;
+void cuda_limit_shared(size_t bytes) {
+    size_t all = cuda_device()->shared_bytes;
+    device.shared_limit = bytes && bytes < all ? bytes : all;
+    limit_shared(device.shared_limit);
 }
 
 void cuda_close(void) {

@@ -23,8 +23,7 @@ typedef struct CudaDevice {
     char name[256], isa[16];  // "sm_90"
     int n_sm;                 // multiprocessors
     size_t shared_bytes;      // of shared memory that one block can have
-    size_t shared_limit;      // that it may ask for: see CudaSettings
-    bool fast_gradients;      // see CudaSettings
+    size_t shared_limit;      // that it may ask for: see cuda_limit_shared
     cudaStream_t stream;
     void *scratch[2];
     size_t scratch_bytes[2];
@@ -54,6 +53,13 @@ void cuda_staging_sent();
 void *cuda_scratch(size_t bytes);
 // Another such buffer, for an op that calls what uses the first.
 void *cuda_scratch_outer(size_t bytes);
+
+// Each tensor-core kernel of attention has sizes that need no more shared memory than this, which
+// every device of compute capability 8.0 and newer has; with less the plain kernels run.
+static const size_t MMA_SHARED_BYTES = 99 << 10;
+static inline bool has_mma_shared() {
+    return cuda_device()->shared_limit >= MMA_SHARED_BYTES;
+}
 
 // Blocks for work that strides over the grid: enough to fill the device `per_sm` times, no more
 // than there are pieces.

@@ -3,7 +3,8 @@
 //
 // Rules for kernels, which the emulator enforces: launch through LAUNCH; shared memory through
 // SHARED, never static; no return before a barrier or warp operation; warp operations through
-// reduce.cuh, PTX and vector accesses through ptx.cuh; no float atomics; 64-bit offsets.
+// reduce.cuh, PTX and vector accesses through ptx.cuh; no float atomics unless the caller allows
+// any order; 64-bit offsets.
 #pragma once
 
 #include "gpt/tensor.h"
@@ -79,6 +80,16 @@ Launcher<P...> make_launcher(void (*kernel)(P...), Grid grid, dim3 block, size_t
 extern __shared__ __align__(128) unsigned char shared_buffer[];
     #define SHARED(type, name) type *name = reinterpret_cast<type *>(shared_buffer)
 #endif
+
+// Blocks get no more shared memory than this from now on; the emulator catches those who ask for
+// more.
+static inline void limit_shared(size_t bytes) {
+#ifdef GPU_EMU
+    emu_limit_shared(bytes);
+#else
+    (void)bytes;
+#endif
+}
 
 // Says that the contents of device memory are undefined from now on; the emulator then catches
 // those who read them.

@@ -20,6 +20,7 @@ template <int HS_> struct GradShape {
     enum { HS = HS_, STAGE = ROWS * (HS + RANKS) };
     // Factors (HS, RANKS), dz (ROWS, RANKS), two stages of [dx | latents]
     enum { SHARED_BYTES = (HS * RANKS + ROWS * RANKS + 2 * STAGE) * 2 };
+    static_assert(SHARED_BYTES <= MMA_SHARED_BYTES, "fits small devices");
 };
 
 // A tile of 64 ranks from rank i on: `left` of them exist.
@@ -142,7 +143,7 @@ template <int HS> static void launch(const GradCall &c, size_t blocks) {
 bool lowrank_mma_backward(bf16 *dz, float *db, const bf16 *dx, const bf16 *z, const bf16 *b,
                           const LowRankArgs *a) {
     size_t strides = a->ld_out | a->ld_z | (size_t)a->R, n = (size_t)a->NH * a->HS * a->R;
-    bool fit = fits<8>(dz) && fits<8>(dx) && fits<8>(z) && fits<8>(b);
+    bool fit = fits<8>(dz) && fits<8>(dx) && fits<8>(z) && fits<8>(b) && has_mma_shared();
     if (!fit || strides % 8 || (a->HS != 64 && a->HS != 128)) return false;
     GradCall c = {dz, nullptr, dx, z, b, *a, (size_t)a->B * a->T, 1};
     size_t tiles = (size_t)a->NH * ceil_div((size_t)a->R, RANKS);

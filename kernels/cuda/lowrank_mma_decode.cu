@@ -278,12 +278,12 @@ __global__ void __launch_bounds__(2 * MAX_HEADS * WARP) lowrank_mma_decode_kerne
 }
 
 // As many heads in a block as fit and share out evenly.
-template <typename S> static bool launch(bf16 *out, DecodeCall c) {
+template <typename S> static void launch(bf16 *out, DecodeCall c) {
     const SdpaArgs *a = &c.a;
     int most = min_int(a->NH, MAX_HEADS);
-    while (most > 0 && S::shared_bytes(most) > cuda_device()->shared_limit)
+    static_assert(S::shared_bytes(1) <= MMA_SHARED_BYTES, "fits small devices");
+    while (S::shared_bytes(most) > cuda_device()->shared_limit)
         most--;
-    if (most == 0) return false;
     c.heads = (int)ceil_div((size_t)a->NH, ceil_div((size_t)a->NH, (size_t)most));
     size_t blocks = (size_t)a->B * ceil_div((size_t)a->NH, (size_t)c.heads);
     c.parts = lowrank_parts(&c.c, a, blocks, false, &c.split_keys);
@@ -291,22 +291,17 @@ template <typename S> static bool launch(bf16 *out, DecodeCall c) {
            S::shared_bytes(c.heads), cuda_stream())
     (c);
     lowrank_combine(out, c.parts, &c.c, a);
-    return true;
 }
 
-template <int HS> static bool launch_rank(bf16 *out, const DecodeCall &c) {
-    switch ((c.c.r + 15) / 16) {
-    case 1:
-        return launch<LowRankShape<HS, 1>>(out, c);
-    case 2:
-        return launch<LowRankShape<HS, 2>>(out, c);
-    case 3:
-        return launch<LowRankShape<HS, 3>>(out, c);
-    case 4:
-        return launch<LowRankShape<HS, 4>>(out, c);
-    default:
-        return false;
-    }
+template <int HS> static void launch_rank(bf16 *out, const DecodeCall &c) {
+    if (c.c.r <= 16)
+        launch<LowRankShape<HS, 1>>(out, c);
+    else if (c.c.r <= 32)
+        launch<LowRankShape<HS, 2>>(out, c);
+    else if (c.c.r <= 48)
+        launch<LowRankShape<HS, 3>>(out, c);
+    else
+        launch<LowRankShape<HS, 4>>(out, c);
 }
 
 bool lowrank_mma_decode(bf16 *out, const bf16 *q, const LowRankCache *l, const SdpaArgs *a) {
@@ -316,11 +311,15 @@ bool lowrank_mma_decode(bf16 *out, const bf16 *q, const LowRankCache *l, const S
                fits<8>(static_cast<const bf16 *>(l->vs)) && fits<2>((const bf16 *)l->bk) &&
                fits<8>(static_cast<const bf16 *>(l->zk)) &&
                fits<8>(static_cast<const bf16 *>(l->zv));
-    if (!l->ks || !l->vs || l->shared_z || l->bias_k || a->Tq > QUERIES || a->HS != a->HV)
-        return false;
-    if (!fit || strides % 8 || even % 2 || l->r < 1) return false;
+    bool sizes = a->Tq <= QUERIES && a->HS == a->HV && l->r >= 1 && l->r <= 64;
+    if (!sizes || !l->ks || !l->vs || l->shared_z || l->bias_k) return false;
+    if (!fit || strides % 8 || even % 2 || !has_mma_shared()) return false;
     DecodeCall c = {q, *a, *l, {}, 0, 0};
-    if (a->HS == 64) return launch_rank<64>(out, c);
-    if (a->HS == 128) return launch_rank<128>(out, c);
-    return false;
+    if (a->HS == 64)
+        launch_rank<64>(out, c);
+    else if (a->HS == 128)
+        launch_rank<128>(out, c);
+    else
+        return false;
+    return true;
 }

@@ -23,8 +23,8 @@ template <int HS_, int RS_> struct LowRankShape {
     enum { KS = 0, VS = KEYS * HS, ROPE = 2 * KEYS * HS, LATENTS = 4 * KEYS * HS };
     // Of a warp: partial scores (KEYS, QUERIES) and sums of squares (KEYS) in fp32; p in bf16.
     enum { SCORES = KEYS * QUERIES + KEYS, P = QUERIES * KEYS };
-    static __host__ __device__ int stage(int heads) { return LATENTS + heads * 2 * Z; }
-    static size_t shared_bytes(int heads) {
+    static constexpr __host__ __device__ int stage(int heads) { return LATENTS + heads * 2 * Z; }
+    static constexpr size_t shared_bytes(int heads) {
         return 4 * (size_t)stage(heads) + 2 * (size_t)heads * (SCORES * 4 + P * 2);
     }
 };

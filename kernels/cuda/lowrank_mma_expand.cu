@@ -242,6 +242,7 @@ template <int HS, bool CACHED> static void launch(ExpandCall c) {
     size_t blocks = tiles * ceil_div((size_t)c.NH, (size_t)c.heads);
     typedef ExpandShape<HS, 2> Two;
     typedef ExpandShape<HS, 1> One;
+    static_assert(One::SHARED_BYTES <= MMA_SHARED_BYTES, "fits small devices");
     if (Two::SHARED_BYTES <= cuda_device()->shared_limit)
         LAUNCH((lowrank_mma_expand_kernel<Two, CACHED>), blocks, THREADS, Two::SHARED_BYTES,
                cuda_stream())
@@ -252,7 +253,8 @@ template <int HS, bool CACHED> static void launch(ExpandCall c) {
 
 bool lowrank_mma_forward(bf16 *out, float *rstd, const bf16 *s, const bf16 *z, const bf16 *b,
                          const LowRankArgs *a) {
-    bool fit = fits<8>(out) && fits<8>(s) && fits<8>(z) && fits<8>(b) && fits<4>(a->rope);
+    bool fit = fits<8>(out) && fits<8>(s) && fits<8>(z) && fits<8>(b) && fits<4>(a->rope) &&
+               has_mma_shared();
     size_t strides = a->ld_out | a->ld_z | (s ? a->ld_s : 0) | (size_t)a->R;
     if (!fit || strides % 8 || (a->HS != 64 && a->HS != 128)) return false;
     ExpandCall c = {};
@@ -284,7 +286,7 @@ bool lowrank_mma_expand(const CacheExpand *e, const LowRankCache *l, const SdpaA
     c.norm = e->keys && l->norm, c.eps = l->eps;
     size_t strides = c.ld_b | c.s_batch | c.z_batch;
     bool fit = fits<8>(c.s) && fits<8>(c.z) && fits<8>(b) && fits<8>(e->out) && fits<4>(c.rope) &&
-               fits<2>(c.bias);
+               fits<2>(c.bias) && has_mma_shared();
     if (!fit || strides % 8 || (e->width != 64 && e->width != 128)) return false;
     if (c.s) c.s += e->b * c.s_batch;
     c.z += e->b * c.z_batch;

@@ -17,15 +17,9 @@ void cuda_close(void);
 // kernels and uploads don't; downloads do, and whatever gives memory back.
 size_t cuda_waits(void);
 
-// Choices for the open device; cuda_open sets all to 0.
-typedef struct CudaSettings {
-    // Gradients of attention's queries (bf16, tensor cores) in one pass over the scores instead of
-    // two, summed by float atomics: less work, but the last bits differ from run to run.
-    bool fast_gradients;
-    size_t shared_limit;  // bytes of shared memory that a block may have, fewer than the device's;
-                          // 0: all. For tests of what small devices run.
-} CudaSettings;
-void cuda_configure(const CudaSettings *s);
+// The open device as if a block of it had so many bytes of shared memory, at most what it has; 0:
+// all. For tests of what small devices run.
+void cuda_limit_shared(size_t bytes);
 
 // The table whose floatX is TYPE_F32 or TYPE_BF16. cuda_open comes first.
 const Ops *ops_cuda(ElemType act);

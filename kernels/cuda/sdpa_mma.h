@@ -21,16 +21,16 @@ bool sdpa_mma_latent(bf16 *out, const bf16 *q, const bf16 *k, const bf16 *v, con
 bool sdpa_mma_extend(bf16 *out, const bf16 *q, const bf16 *k, const bf16 *v, const SdpaArgs *a);
 
 // Gradients in a fixed order: recomputed scores twice, once for keys and once for queries. With
-// cuda_device()->fast_gradients once, dq by atomics.
+// any_order once, dq by atomics.
 bool sdpa_mma_backward(bf16 *dq, bf16 *dk, bf16 *dv, const bf16 *dout, const bf16 *out,
                        const float *lse, const bf16 *q, const bf16 *k, const bf16 *v,
                        const SdpaArgs *a);
 
 // Sizes and strides suit the kernels: (HS, HV) is (64, 64), (128, 128) or (192, 128), and rows
-// begin at multiples of 16 bytes.
+// begin at multiples of 16 bytes. So does the device.
 static inline bool sdpa_mma_takes(const SdpaArgs *a) {
     size_t strides = a->q_token | a->k_token | a->v_token | a->o_token | a->q_head | a->k_head |
                      a->v_head | a->o_head | a->q_batch | a->k_batch | a->v_batch | a->o_batch;
     bool sizes = (a->HS == 64 && a->HV == 64) || ((a->HS == 128 || a->HS == 192) && a->HV == 128);
-    return sizes && strides % 8 == 0 && a->scale > 0.0f;
+    return sizes && strides % 8 == 0 && a->scale > 0.0f && has_mma_shared();
 }

@@ -61,7 +61,7 @@ bool sdpa_mma_backward(bf16 *dq, bf16 *dk, bf16 *dv, const bf16 *dout, const bf1
                fits<8>(q) && fits<8>(k) && fits<8>(v);
     if (!fit || !sdpa_mma_takes(a)) return false;
     MmaGrad g = {dq, dk, dv, dout, q, k, v, nullptr, nullptr, 0, *a};
-    bool fast = cuda_device()->fast_gradients;
+    bool fast = a->any_order;
     g.stats_rows = (int)round_up((size_t)a->Tq, QUERY_TILE);
     size_t heads = (size_t)a->B * a->NH, n = heads * a->Tq * a->HS;
     size_t stats = round_up(heads * g.stats_rows * 2, 64);

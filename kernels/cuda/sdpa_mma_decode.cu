@@ -9,10 +9,11 @@ enum { ROWS = 16, KEYS = 16, WARPS = 4 };
 
 template <int DK_, int DV_, int STAGES_> struct DecodeShape {
     enum { DK = DK_, DV = DV_, STAGES = STAGES_, STAGE = KEYS * (DK + DV) };
-    // Queries (ROWS, DK); stages of all warps. At the end o (WARPS, ROWS, DV), m and l (WARPS,
-    // ROWS) in fp32 lie there instead.
-    enum { SHARED_BYTES = (ROWS * DK + WARPS * STAGES * STAGE) * 2 };
+    // Stages of all warps. At first queries (ROWS, DK) lie in the last stage of the last warp, at
+    // the end o (WARPS, ROWS, DV), m and l (WARPS, ROWS) in fp32 in all of it.
+    enum { SHARED_BYTES = WARPS * STAGES * STAGE * 2, QUERIES = (WARPS * STAGES - 1) * STAGE };
     static_assert(WARPS * ROWS * (DV + 2) * 4 <= SHARED_BYTES, "the sums fit");
+    static_assert(SHARED_BYTES <= MMA_SHARED_BYTES, "fits small devices");
 };
 
 struct DecodeCall {
@@ -181,11 +182,11 @@ __device__ __forceinline__ void add_warps(const float *shared, const DecodeCall 
 
 template <typename S>
 __global__ void __launch_bounds__(WARPS *WARP, 2) sdpa_mma_decode_kernel(DecodeCall c) {
-    SHARED(bf16, q_tile);
+    SHARED(bf16, shared);
     DecodeTile t = decode_tile(c);
     if (t.n <= 0) return;  // the whole block
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    bf16 *stages = q_tile + ROWS * S::DK + warp * S::STAGES * S::STAGE;
+    bf16 *q_tile = shared + S::QUERIES, *stages = shared + warp * S::STAGES * S::STAGE;
     const bf16 *from = c.q + t.b * c.a.q_batch + (size_t)t.kv * t.G * c.a.q_head;
     for (int i = threadIdx.x; i < ROWS * S::DK / 8; i += WARPS * WARP) {
         int row = i / (S::DK / 8), chunk = i % (S::DK / 8), at = t.first + row;
@@ -205,6 +206,7 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) sdpa_mma_decode_kernel(DecodeC
     __syncthreads();  // the queries are here
     unsigned q[S::DK / 16][4];
     load_operands<S::DK>(q, q_tile, 0);
+    __syncthreads();  // nobody reads them any more
     DecodeRows<S::DV> rows;
     clear_rows(rows.o);
     rows.m[0] = rows.m[1] = -INFINITY;
@@ -220,10 +222,10 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) sdpa_mma_decode_kernel(DecodeC
     }
     cp_async_wait<0>();
     __syncthreads();
-    float *shared = reinterpret_cast<float *>(q_tile);
-    put_rows(shared, rows);
+    float *sums = reinterpret_cast<float *>(shared);
+    put_rows(sums, rows);
     __syncthreads();
-    add_warps<S::DV>(shared, c, t);
+    add_warps<S::DV>(sums, c, t);
 }
 
 template <typename S> static void launch(const DecodeCall &c, size_t blocks) {

@@ -185,21 +185,21 @@ template <typename S> static void launch(const MmaGrad &g) {
     }
 }
 
-// Half as many keys where shared memory is small.
-template <int DK, int DV> static void launch_fitting(const MmaGrad &g) {
-    typedef KvShape<DK, DV, 8> Large;
+// A block has fewer keys where many do not fit.
+template <typename Small, typename Large = Small> static void launch_fitting(const MmaGrad &g) {
+    static_assert(Small::SHARED_BYTES + Small::DS_BYTES <= MMA_SHARED_BYTES, "fits small devices");
     size_t bytes = Large::SHARED_BYTES + (g.dq_sum ? Large::DS_BYTES : 0);
     if (bytes <= cuda_device()->shared_limit)
         launch<Large>(g);
     else
-        launch<KvShape<DK, DV, 4>>(g);
+        launch<Small>(g);
 }
 
 void sdpa_mma_dkv(const MmaGrad &g) {
     if (g.a.HS == 64)
-        launch<KvShape<64, 64, 4>>(g);
+        launch_fitting<KvShape<64, 64, 4>>(g);
     else if (g.a.HS == 128)
-        launch_fitting<128, 128>(g);
+        launch_fitting<KvShape<128, 128, 4>, KvShape<128, 128, 8>>(g);
     else
-        launch_fitting<192, 128>(g);
+        launch_fitting<KvShape<192, 128, 4>, KvShape<192, 128, 8>>(g);
 }

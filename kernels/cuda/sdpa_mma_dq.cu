@@ -149,14 +149,20 @@ template <typename S> static void launch(const MmaGrad &g) {
     (g, (int)row_tiles);
 }
 
-void sdpa_mma_dq(const MmaGrad &g) {
-    bool small = cuda_device()->shared_limit < QShape<192, 128, 8>::SHARED_BYTES;
-    if (g.a.HS == 64)
-        launch<QShape<64, 64, 4>>(g);
-    else if (g.a.HS == 128)
-        launch<QShape<128, 128, 8>>(g);
-    else if (small)
-        launch<QShape<192, 128, 4>>(g);
+// A block has fewer rows where many do not fit.
+template <typename Small, typename Large = Small> static void launch_fitting(const MmaGrad &g) {
+    static_assert(Small::SHARED_BYTES <= MMA_SHARED_BYTES, "fits small devices");
+    if (Large::SHARED_BYTES <= cuda_device()->shared_limit)
+        launch<Large>(g);
     else
-        launch<QShape<192, 128, 8>>(g);
+        launch<Small>(g);
+}
+
+void sdpa_mma_dq(const MmaGrad &g) {
+    if (g.a.HS == 64)
+        launch_fitting<QShape<64, 64, 4>>(g);
+    else if (g.a.HS == 128)
+        launch_fitting<QShape<128, 128, 8>>(g);
+    else
+        launch_fitting<QShape<192, 128, 4>, QShape<192, 128, 8>>(g);
 }

@@ -172,6 +172,7 @@ __device__ __forceinline__ void tile_values(float (&o)[MT][DV / 8][4], const flo
 template <int DK_, int DV_, int MT_, int KEYS_> struct ForwardShape {
     enum { DK = DK_, DV = DV_, MT = MT_, KEYS = KEYS_, THREADS = ROWS / 16 / MT * WARP };
     enum { STAGE = KEYS * (DK + DV), SHARED_BYTES = (ROWS * DK + 2 * STAGE) * 2 };
+    static_assert(SHARED_BYTES <= MMA_SHARED_BYTES, "fits small devices");
 };
 
 // Starts to copy n keys and values from `key` on to a stage.

@@ -253,6 +253,7 @@ bool sdpa_mma_latent(bf16 *out, const bf16 *q, const bf16 *k, const bf16 *v, con
     bool prefix = k == v && a->k_token == a->v_token && a->k_batch == a->v_batch;
     if (!sizes || !prefix || strides % 8 || !fits<8>(out) || !fits<8>(q) || !fits<8>(k))
         return false;
+    static_assert(LatentShape<1, 2>::SHARED_BYTES <= MMA_SHARED_BYTES, "fits small devices");
     LatentCall c = {out, q, k, *a, {}, 0, 0};
     bool many = (size_t)a->Tq * a->NH > 16;
     return (many && launch<LatentShape<2, 4>>(c)) || launch<LatentShape<1, 4>>(c) ||

@@ -23,6 +23,7 @@ struct Scheduler {
     int lanes[32], warps[EMU_MAX_WARPS];  // the order in which they are tried
     alignas(16) char slot[2][EMU_MAX_WARPS][32][EMU_SLOT];
     std::map<const void *, int> shared_limit;  // cudaFuncSetAttribute
+    size_t device_shared = EMU_SHARED_LIMIT;   // for a block of any kernel
 } sched;
 
 uint64_t next_random() {
@@ -178,8 +179,9 @@ bool check_limits(const EmuLaunch &l) {
         emu_fail("block of %u x %u x %u threads: expected 1 to 1024, z at most 64", b.x, b.y, b.z);
     } else if (!g.x || !g.y || !g.z || g.x > 0x7FFFFFFFu || g.y > 65535 || g.z > 65535) {
         emu_fail("grid of %u x %u x %u blocks: expected 1 to 2^31-1, 65535, 65535", g.x, g.y, g.z);
-    } else if (l.shared_bytes > EMU_SHARED_LIMIT) {
-        emu_fail("%zu bytes of shared memory: at most %d exist", l.shared_bytes, EMU_SHARED_LIMIT);
+    } else if (l.shared_bytes > sched.device_shared) {
+        emu_fail("%zu bytes of shared memory: at most %zu exist", l.shared_bytes,
+                 sched.device_shared);
     } else if (l.shared_bytes > EMU_SHARED_DEFAULT &&
                (int)l.shared_bytes > sched.shared_limit[l.kernel]) {
         emu_fail("%zu bytes of shared memory: above %d cudaFuncSetAttribute must allow it first",
@@ -303,6 +305,10 @@ unsigned emu_ballot(unsigned mask, bool p, const char *file, int line) {
     for (unsigned i = 0; i < 32; i++)
         word |= (unsigned)all[i * EMU_SLOT] << i;
     return word;
+}
+
+void emu_limit_shared(size_t bytes) {
+    sched.device_shared = bytes;
 }
 
 cudaError_t emu_func_set_shared(const void *kernel, int bytes) {

@@ -198,6 +198,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t e);
 
 // What these bytes of device memory hold is no longer to be read.
 void emu_undefined(void *p, size_t bytes);
+// From now on no block gets more shared memory than this.
+void emu_limit_shared(size_t bytes);
 
 // --- For tests of the emulator: with `on` a fault no longer ends the process, its sentence waits
 // in emu_fault() ("" when there was none) until the next emu_catch.

@@ -199,6 +199,9 @@ static void launches_over_the_limit_are_refused(TestCtx *t) {
     expect_fault(t, "1025 x 1 x 1 threads", [&](int f) { run(1u, f ? 1025u : 1024u, 0); });
     expect_fault(t, "0 x 1 x 1 threads", [&](int f) { run(1u, f ? 0u : 32u, 0); });
     expect_fault(t, "shared memory", [&](int f) { run(1u, 32u, 227 * 1024 + (f ? 1 : 0)); });
+    emu_limit_shared(99 * 1024);
+    expect_fault(t, "shared memory", [&](int f) { run(1u, 32u, 99 * 1024 + (f ? 1 : 0)); });
+    emu_limit_shared(227 * 1024);
     emu_catch(true);
     run(dim3(1, 65536), 32u, 0);
     CHECK(t, strstr(emu_fault(), "65535"));

@@ -230,6 +230,9 @@ static void config_attn_dims_follow_the_settings(TestCtx *t) {
     AttnDims d = config_attn_dims(&c, 2, 16, 32);
     CHECK(t, d.B == 2 && d.T == 16 && d.Tmax == 32 && d.C == 256 && d.NH == 4 && d.NKV == 4);
     CHECK(t, d.HS == 64 && d.HV == 64 && d.R == 0 && d.std_out == 0 && d.qk_norm && !d.bias);
+    CHECK(t, !d.any_order);
+    c.train.deterministic = false;
+    CHECK(t, config_attn_dims(&c, 1, 1, 1).any_order);
     c.model.zero_init_proj = false;
     d = config_attn_dims(&c, 1, 1, 1);
     CHECK(t, fabs((double)d.std_out - 1 / sqrt(256.0 * 2 * 4)) < 1e-9);

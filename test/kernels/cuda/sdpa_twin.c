@@ -26,6 +26,7 @@ static SdpaArgs packed_args(const SdpaCase *c) {
                       .v_batch = T * row,
                       .o_batch = T * o,
                       .scale = 1 / sqrtf((float)c->HS),
+                      .any_order = c->any_order,
                       .kv_type = TYPE_FX};
 }
 

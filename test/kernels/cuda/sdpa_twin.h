@@ -11,6 +11,7 @@ typedef enum Scores { SCORES_NOISE, SCORES_LARGE, SCORES_EQUAL } Scores;
 typedef struct SdpaCase {
     int B, T, NH, NKV, HS, HV, pad;
     Scores scores;
+    bool any_order;
 } SdpaCase;
 
 void sdpa_twin_training(TestCtx *t, const Ops *g, SdpaCase c);

@@ -64,6 +64,17 @@ static void ranks_of_the_paper_match(TestCtx *t) {
     }
 }
 
+// 99 KB of shared memory, and less than any device has; the emulator refuses more.
+static void small_devices_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        cuda_limit_shared((table_ / 2 == 1 ? 48 : 99) << 10);
+        check_case(t, g, (Case){1, 33, 2, 128, 72, 8, true, true, true});
+        check_case(t, g, (Case){1, 70, 1, 64, 56, 0, true, true, true});
+        cuda_limit_shared(0);
+    }
+}
+
 static void odd_sizes_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
@@ -81,4 +92,5 @@ static void many_tokens_match(TestCtx *t) {
 
 TEST_MAIN({"every_switch_matches", every_switch_matches},
           {"ranks_of_the_paper_match", ranks_of_the_paper_match},
-          {"odd_sizes_match", odd_sizes_match}, {"many_tokens_match", many_tokens_match})
+          {"small_devices_match", small_devices_match}, {"odd_sizes_match", odd_sizes_match},
+          {"many_tokens_match", many_tokens_match})

@@ -245,6 +245,22 @@ static void decoding_a_long_cache_matches(TestCtx *t) {
     }
 }
 
+// 99 KB of shared memory; the emulator refuses more.
+static void small_devices_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        cuda_limit_shared(99 << 10);
+        Case c = {9, 2, 128, 128, 64, 64, .bf16 = true, .rope = true, .norm = true};
+        c.pos[0] = 60, c.n_new[0] = 9, c.n_new[1] = 2, c.pos[2] = 5;
+        check_case(t, g, c);
+        c.T = 2, c.n_new[0] = 2;
+        check_case(t, g, c);
+        c.mla = c.bias = true, c.HS = c.HV = 64;
+        check_case(t, g, c);
+        cuda_limit_shared(0);
+    }
+}
+
 static void prefill_matches(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
@@ -260,4 +276,4 @@ TEST_MAIN({"every_switch_matches", every_switch_matches},
           {"long_caches_are_split", long_caches_are_split}, {"decoding_matches", decoding_matches},
           {"decoding_extreme_scores_matches", decoding_extreme_scores_matches},
           {"decoding_a_long_cache_matches", decoding_a_long_cache_matches},
-          {"prefill_matches", prefill_matches})
+          {"small_devices_match", small_devices_match}, {"prefill_matches", prefill_matches})

@@ -45,7 +45,8 @@ static void large_and_equal_scores_match(TestCtx *t) {
     FOR_EACH_ORDER(g, order) {
         const int *size = sizes[order];
         for (int kind = SCORES_LARGE; kind <= SCORES_EQUAL; kind++)
-            sdpa_twin_training(t, g, (SdpaCase){1, 131, 1, 1, size[0], size[1], 0, (Scores)kind});
+            sdpa_twin_training(t, g,
+                               (SdpaCase){1, 131, 1, 1, size[0], size[1], .scores = (Scores)kind});
     }
 }
 
@@ -87,27 +88,43 @@ static void absorbed_latents_match(TestCtx *t) {
     FOR_EACH_ORDER(g, order) {
         int far[] = {150, 300, 61}, tokens[] = {1, 1, 3};
         SdpaCache cache = {.bf16 = true, .prefix = true, .far = far[order]};
-        CudaSettings s = {.shared_limit = order == 2 ? 99 << 10 : 0};
-        cuda_configure(&s);
         sdpa_twin_extend(t, g, (SdpaCase){0, tokens[order], 6, 1, 576, 512, .pad = 0}, cache);
         sdpa_twin_extend(t, g, (SdpaCase){0, 1, 18, 1, 576, 512, .pad = 0}, cache);
-        cuda_configure(&(CudaSettings){.shared_limit = 0});
     }
 }
 
-// What devices with 99 KB of shared memory run, and dq summed by atomics.
-static void small_memory_and_fast_gradients_match(TestCtx *t) {
+static void any_order_of_sums_matches(TestCtx *t) {
     const Ops *g;
     FOR_EACH_ORDER(g, order) {
-        for (int i = 0; i < N_SIZES; i++) {
-            CudaSettings s = {.fast_gradients = (i + order) % 2, .shared_limit = 99 << 10};
-            cuda_configure(&s);
-            sdpa_twin_training(t, g, (SdpaCase){1, 70, 2, 1, sizes[i][0], sizes[i][1], .pad = 0});
-        }
-        cuda_configure(&(CudaSettings){.fast_gradients = true});
         const int *size = sizes[order];
-        sdpa_twin_training(t, g, (SdpaCase){1, 135, 1, 1, size[0], size[1], .pad = 0});
-        cuda_configure(&(CudaSettings){.fast_gradients = false});
+        sdpa_twin_training(t, g,
+                           (SdpaCase){1, 135, 1, 1, size[0], size[1], .pad = 0, .any_order = true});
+    }
+}
+
+// Every op at every size, with so many bytes of shared memory; the emulator refuses more.
+static void limited_matches(TestCtx *t, const Ops *g, int order, size_t bytes) {
+    cuda_limit_shared(bytes);
+    for (int i = 0; i < N_SIZES; i++) {
+        SdpaCase c = {1, 70, 2, 1, sizes[i][0], sizes[i][1], .pad = 0};
+        c.any_order = (i + order) % 2;
+        sdpa_twin_training(t, g, c);
+        c.T = order == 0 ? 40 : 2;
+        sdpa_twin_extend(t, g, c, (SdpaCache){.bf16 = true, .far = 77});
+    }
+    SdpaCase absorbed = {0, order == 1 ? 1 : 3, 6, 1, 576, 512, .pad = 0};
+    sdpa_twin_extend(t, g, absorbed, (SdpaCache){.bf16 = true, .prefix = true, .far = 61});
+    cuda_limit_shared(0);
+}
+static void small_devices_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_ORDER(g, order) limited_matches(t, g, order, 99 << 10);
+}
+// Less than any device has: the plain kernels.
+static void tiny_devices_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_ORDER(g, order) {
+        if (order == 1) limited_matches(t, g, order, 48 << 10);
     }
 }
 
@@ -137,5 +154,6 @@ TEST_MAIN({"training_matches_at_every_length", training_matches_at_every_length}
           {"extending_a_cache_matches", extending_a_cache_matches},
           {"decoding_matches", decoding_matches},
           {"absorbed_latents_match", absorbed_latents_match},
-          {"small_memory_and_fast_gradients_match", small_memory_and_fast_gradients_match},
+          {"any_order_of_sums_matches", any_order_of_sums_matches},
+          {"small_devices_match", small_devices_match}, {"tiny_devices_match", tiny_devices_match},
           {"order_does_not_change_bits", order_does_not_change_bits})
