@@ -40,6 +40,7 @@ void muon_orthogonalize(const Ops *ops, float *x, float *scratch, const MuonGrou
     // gram = X X^T (wide) or X^T X (tall); poly = b gram + c gram gram;
     // X = a X + poly X (wide) or a X + X poly (tall).
     GemmOp to_gram = op, to_poly = op, to_next = op;
+    to_gram.symmetric = to_poly.symmetric = true;
     to_gram.M = to_gram.N = small, to_gram.K = tall ? g->rows : g->cols;
     to_gram.ta = tall, to_gram.tb = !tall, to_gram.lda = to_gram.ldb = ld;
     to_gram.ldc = (size_t)small, to_gram.stride_a = to_gram.stride_b = size,

@@ -48,7 +48,8 @@ static double derived_elements(const Config *c, const AttnDims *d) {
     return sum;
 }
 
-// Newton-Schulz: X X^T, its square, and the square times X, for each unit of the tensor.
+// Newton-Schulz: X X^T, its square, and the square times X, for each unit of the tensor. Counted as
+// whole products, also where a device sums only one triangle of the two symmetric ones.
 static double muon_flops(const TensorSpec *s, const Config *c) {
     MuonGroup g = muon_group(s, c);
     double small = min_int(g.rows, g.cols), large = max_int(g.rows, g.cols);

@@ -130,9 +130,11 @@ typedef struct LowRankCache {
 
 // C = alpha * op(A) op(B) + beta * C, beta 0 or 1, for `batch` matrices at the given strides.
 // op(A) (M, K): A is (M, K), or (K, M) when ta. op(B) (K, N): B is (K, N), or (N, K) when tb.
+// symmetric promises that op(A) op(B), and C where beta is 1, equal their transposes bit for bit:
+// a device may compute one triangle and mirror it.
 typedef struct GemmOp {
     int M, N, K, batch;
-    bool ta, tb;
+    bool ta, tb, symmetric;
     size_t lda, ldb, ldc;
     size_t stride_a, stride_b, stride_c;
     ElemType a_type, b_type, c_type;  // TYPE_FX or TYPE_F32

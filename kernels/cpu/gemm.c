@@ -101,8 +101,39 @@ static int cut(int n, int parts, int i) {
     return (int)((int64_t)n * i / parts);
 }
 
+// The block, or of a symmetric C (n0 columns to the left of the block, m0 rows above) for each
+// panel the strips that reach the diagonal or lie below it.
+static void block_run(const GemmArgs *g, GemmBlock t, size_t m0, size_t n0) {
+    if (!g->symmetric) {
+        gemm_block(&t);
+        return;
+    }
+    int first = t.s0, last = t.p1;
+    for (; t.p0 < last; t.p0++) {
+        size_t column = n0 + (size_t)t.p0 * NR;
+        int diagonal = column > m0 ? (int)((column - m0) / (size_t)t.height) : 0;
+        t.s0 = max_int(first, diagonal);
+        t.p1 = t.p0 + 1;
+        if (t.s0 < t.s1) gemm_block(&t);
+    }
+}
+
+// Upper triangle = lower triangle, in squares that a first-level cache holds. Shared by the team.
+static void mirror(float *c, size_t ldc, int n) {
+    enum { SIDE = 32 };
+#pragma omp for schedule(dynamic, 1)
+    for (int i0 = 0; i0 < n; i0 += SIDE) {
+        for (int j0 = i0; j0 < n; j0 += SIDE) {
+            for (int i = i0; i < min_int(i0 + SIDE, n); i++) {
+                for (int j = max_int(j0, i + 1); j < min_int(j0 + SIDE, n); j++)
+                    c[(size_t)i * ldc + (size_t)j] = c[(size_t)j * ldc + (size_t)i];
+            }
+        }
+    }
+}
+
 // One tile. With few strips B is what costs: then a panel is read in one go, from end to end.
-static void tile_run(const Plan *p, GemmBlock t, size_t n0, size_t k0) {
+static void tile_run(const Plan *p, GemmBlock t, size_t m0, size_t n0, size_t k0) {
     const GemmArgs *g = p->g;
     int strips = t.s1 - t.s0, last = t.p1, step = strips > 4 ? last - t.p0 : strips > 1 ? 1 : 4;
     for (; t.p0 < last; t.p0 = t.p1) {
@@ -115,7 +146,7 @@ static void tile_run(const Plan *p, GemmBlock t, size_t n0, size_t k0) {
             t.load = g->accumulate || !first;
             t.bias = first && g->bias && (size_t)g->n_bias > n0 ? g->bias + n0 : NULL;
             t.n_bias = t.bias ? g->n_bias - (int)n0 : 0;
-            gemm_block(&t);
+            block_run(g, t, m0, n0);
             k += KC;
         } while (k < t.a_words);
     }
@@ -152,7 +183,7 @@ static void tiles_run(const Plan *p, size_t m0, size_t n0, size_t k0) {
         t.s1 = cut(strips, grid.rows, i % grid.rows + 1);
         t.p0 = cut(panels, grid.cols, i / grid.rows);
         t.p1 = cut(panels, grid.cols, i / grid.rows + 1);
-        tile_run(p, t, n0, k0);
+        tile_run(p, t, m0, n0, k0);
     }
 }
 
@@ -202,6 +233,7 @@ static void plan_run(const Plan *p) {
             k0 += p->k_chunk;
         } while (k0 < p->words);
     }
+    if (g->symmetric) mirror(g->c, g->ldc, g->M);
 }
 
 // Multiply-adds; with few rows, reading B takes as long as multiplying some would.

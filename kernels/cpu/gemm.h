@@ -31,7 +31,10 @@ typedef struct GemmArgs {
     float *c;
     size_t ldc;
     float alpha;
-    bool accumulate;    // add to C instead of setting it
+    bool accumulate;  // add to C instead of setting it
+    // M = N, and AB as well as the C that it is added to equal their transposes: only the part
+    // below the diagonal is summed, then mirrored. The bits are those of the whole product.
+    bool symmetric;
     const float *bias;  // (n_bias) added to the first n_bias columns of C after alpha, or NULL
     int n_bias;
     GemmType type;

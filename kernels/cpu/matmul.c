@@ -125,6 +125,7 @@ void gemm_cpu(void *c, const void *a, const void *b, const GemmOp *g) {
                      .ldc = g->ldc,
                      .alpha = g->alpha,
                      .accumulate = g->beta != 0,
+                     .symmetric = g->symmetric,
                      .type = gemm_type(g->compute)};
     gemm_batched(&args, g->batch, g->stride_a, g->stride_b, g->stride_c);
 }

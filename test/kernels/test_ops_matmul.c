@@ -272,9 +272,58 @@ static void gemm_matches_the_reference_for_all_switches(TestCtx *t) {
     }
 }
 
+// X X^T or X^T X, alone or added to a symmetric C, whole and by its lower triangle.
+static void check_symmetric(TestCtx *t, const Ops *ops, GemmOp g) {
+    size_t n = (size_t)g.M, k = (size_t)g.K, rows = g.ta ? k : n, ld = g.ta ? n : k;
+    g.N = g.M, g.tb = !g.ta, g.alpha = 0.5f;
+    g.a_type = g.b_type = g.c_type = TYPE_F32;
+    g.lda = g.ldb = ld + 1, g.ldc = n + 3;
+    g.stride_a = g.stride_b = rows * g.lda, g.stride_c = n * g.ldc + 7;
+    size_t na = (size_t)g.batch * g.stride_a, nc = (size_t)g.batch * g.stride_c;
+    float *x = floats_noise(na, 1, 1), *whole = floats_noise(nc, 2, 1);
+    for (size_t m = 0; m < (size_t)g.batch; m++) {
+        float *c = whole + m * g.stride_c;
+        for (size_t i = 0; i < n; i++) {
+            for (size_t j = 0; j < i; j++)
+                c[j * g.ldc + i] = c[i * g.ldc + j];
+        }
+    }
+    float *half = floats_new(nc);
+    memcpy(half, whole, nc * sizeof(float));
+    ops->gemm(whole, x, x, &g);
+    g.symmetric = true;
+    ops->gemm(half, x, x, &g);
+    CHECK_SAME_BITS(t, whole, half, nc * sizeof(float));
+    floats_free(t, x), floats_free(t, whole), floats_free(t, half);
+}
+
+static void symmetric_products_have_the_bits_of_whole_ones(TestCtx *t) {
+    static const int sizes[][3] = {{1, 1, 1},   {5, 9, 3},    {33, 70, 1},  {64, 64, 2},
+                                   {130, 7, 5}, {300, 40, 1}, {515, 90, 1}, {257, 1, 2}};
+    const Ops *ops;
+    FOR_EACH_SET(ops) {
+        for (int bits = 0; bits < 8; bits++) {
+            GemmOp g = {.ta = bits & 1,
+                        .beta = bits & 2 ? 1 : 0,
+                        .compute = bits & 4 ? TYPE_BF16 : TYPE_F32};
+            for (int i = 0; i < 8; i++) {
+                set_threads(1 + (i + bits) % 3);
+                g.M = sizes[i][0], g.K = sizes[i][1], g.batch = sizes[i][2];
+                check_symmetric(t, ops, g);
+            }
+        }
+        // More rows, columns and words than are packed at a time.
+        GemmOp big = {.M = 550, .K = 4200, .batch = 1, .beta = 1};
+        check_symmetric(t, ops, big);
+    }
+    set_threads(0);
+}
+
 TEST_MAIN({"products_match_the_reference", products_match_the_reference},
           {"prepare_follows_the_weight", prepare_follows_the_weight},
           {"bias_gradients_match_and_do_not_depend_on_threads",
            bias_gradients_match_and_do_not_depend_on_threads},
           {"gemm_matches_the_reference_for_all_switches",
-           gemm_matches_the_reference_for_all_switches})
+           gemm_matches_the_reference_for_all_switches},
+          {"symmetric_products_have_the_bits_of_whole_ones",
+           symmetric_products_have_the_bits_of_whole_ones})
