@@ -14,9 +14,11 @@ the script says so and compares with what is left. It measures speed only: that 
 test/golden checks.
 """
 import argparse
+import ctypes
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,6 +26,31 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
+
+
+# The reference BLAS stays near 1 GFLOP/s, any other one reaches tens on one core.
+SLOW_BLAS = 2e9
+
+
+def progress(text):
+    print("peers: " + text, file=sys.stderr, flush=True)
+
+
+def die_with_parent():
+    """In the child: it gets SIGKILL when this process is gone, however that came (prctl(2), Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def output_of(command, env, timeout):
+    """(status, stdout) of a program whose progress goes to our stderr. It ends when we do: by die_with_parent, and
+    because subprocess.run kills it when an exception (stop's, Ctrl-C, a timeout) leaves it."""
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=timeout, preexec_fn=die_with_parent)
+    return done.returncode, done.stdout
+
+
+def stop(number, _frame):
+    sys.exit(128 + number)
 
 
 def peer_environment(threads):
@@ -119,36 +146,51 @@ def torch_worker(size):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adamw.step()
         loss.item()
+        progress(f"PyTorch step {step} of {size['repeat']}: {time.perf_counter() - start:.1f} s")
         if step:
             seconds.append(time.perf_counter() - start)
     print(json.dumps({"seconds": seconds, "version": torch.__version__}))
 
 
 def torch_speed(args, size):
-    done = subprocess.run([args.python, os.path.abspath(__file__), "--torch-worker", json.dumps(size)],
-                          env=peer_environment(size["threads"]), capture_output=True, text=True, timeout=args.timeout)
-    if done.returncode:
-        raise RuntimeError("PyTorch failed: " + (done.stderr.strip().splitlines() or ["no message"])[-1])
-    result = json.loads(done.stdout)
-    return size["batch"] * size["tokens"] / statistics.median(result["seconds"])
+    status, text = output_of([args.python, os.path.abspath(__file__), "--torch-worker", json.dumps(size)],
+                             peer_environment(size["threads"]), args.timeout)
+    if status:
+        raise RuntimeError(f"PyTorch ended with status {status}")
+    return size["batch"] * size["tokens"] / statistics.median(json.loads(text)["seconds"])
 
 
-def torch_version(python):
-    try:
-        done = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], env=peer_environment(1),
-                              capture_output=True, text=True, timeout=300)
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+def torch_probe():
+    """Version, and the speed of one product with one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    a, seconds = torch.rand(512, 512), []
+    for _ in range(4):
+        start = time.perf_counter()
+        a @ a
+        seconds.append(time.perf_counter() - start)
+    print(json.dumps({"version": torch.__version__, "flops": 2 * 512**3 / min(seconds)}))
 
 
 def find_torch(args):
-    """The version; args.python becomes the interpreter that has it."""
+    """The version; args.python becomes the interpreter that has it. None, with a sentence, without a usable one."""
     for python in [args.python] if args.python else [sys.executable, "/usr/bin/python3"]:
-        version = torch_version(python)
-        if version:
-            args.python = python
-            return version
+        try:
+            done = subprocess.run([python, os.path.abspath(__file__), "--torch-probe"], env=peer_environment(1),
+                                  capture_output=True, text=True, timeout=300, preexec_fn=die_with_parent)
+        except OSError:
+            continue
+        if done.returncode:
+            continue
+        found = json.loads(done.stdout)
+        if found["flops"] < SLOW_BLAS:
+            print(f"peers: the PyTorch {found['version']} of {python} makes {found['flops'] / 1e9:.1f} GFLOP/s in a product of "
+                  "512 x 512 matrices, so its BLAS is the slow reference one: install libopenblas0")
+            return None
+        args.python = python
+        return found["version"]
+    print("peers: PyTorch not found; install it (Debian: python3-torch and libopenblas0) or give --python")
     return None
 
 
@@ -159,10 +201,10 @@ def our_step(args, config, compute, batch, tokens):
     command = [args.train_gpt, "bench", config, "--only", "step", "--compute", compute, "--batch", str(batch), "--tokens",
                str(tokens), "--repeat", str(args.repeat), "--seconds", "1e6", "--device", "cpu", "--json"]
     env = dict(os.environ, OMP_NUM_THREADS=str(args.threads))
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=args.timeout)
-    if done.returncode:
-        sys.exit("peers: " + (done.stderr.strip().splitlines() or ["train_gpt bench failed"])[-1])
-    return json.loads(done.stdout)["step"][0]
+    status, text = output_of(command, env, args.timeout)
+    if status:
+        sys.exit(f"peers: {args.train_gpt} bench ended with status {status}")
+    return json.loads(text)["step"][0]
 
 
 # --- llm.c: prints "step 3: train loss 4.1 (took 1234.5 ms)" for its fixed B = 4, T = 64
@@ -172,7 +214,7 @@ def llmc_speed(args):
     env = peer_environment(args.threads)
     folder = os.path.dirname(os.path.abspath(args.llmc)) or "."
     process = subprocess.Popen([os.path.abspath(args.llmc)], cwd=folder, env=env, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True)
+                               stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
     times = []
     for line in process.stdout:
         took = re.search(r"step \d+.*took ([0-9.]+) ms", line)
@@ -217,8 +259,10 @@ def turns(args, name, label, ours, peer):
     a, b = [], []
     for i in range(args.rounds):
         try:
+            progress(f"{label} round {i + 1} of {args.rounds}: train_gpt")
             step = ours()
             a.append(step["tokens_per_s"])
+            progress(f"{label} round {i + 1} of {args.rounds}: train_gpt {a[-1]:.1f} tokens/s; {name}")
             b.append(peer())
         except (RuntimeError, subprocess.TimeoutExpired) as e:
             print(f"{label}: left out: {e}")
@@ -246,6 +290,7 @@ def arguments():
     p.add_argument("--llmc-batch", type=int, default=4)
     p.add_argument("--llmc-tokens", type=int, default=64)
     p.add_argument("--torch-worker", help=argparse.SUPPRESS)
+    p.add_argument("--torch-probe", action="store_true", help=argparse.SUPPRESS)
     return p.parse_args()
 
 
@@ -253,11 +298,12 @@ def main():
     args = arguments()
     if args.torch_worker:
         return torch_worker(json.loads(args.torch_worker))
+    if args.torch_probe:
+        return torch_probe()
+    signal.signal(signal.SIGTERM, stop)
     if not os.path.exists(args.train_gpt):
         sys.exit(f"peers: {args.train_gpt} not found; run make, or give --train-gpt")
     version = find_torch(args)
-    if not version:
-        print("peers: PyTorch not found; install it (Debian: python3-torch and libopenblas0) or give --python")
     for compute in args.compute.split(",") if version else []:
         size = sizes(args, compute)
         turns(args, "PyTorch " + version, f"{os.path.basename(args.config)} {compute} B={args.batch} T={args.tokens}",
