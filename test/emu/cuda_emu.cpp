@@ -236,6 +236,8 @@ void run_launch(const EmuLaunch &l, Orders o) {
         run_block();
     }
     emu_memory_verify();
+    static const char *const names[] = {"forward", "reverse", "shuffle"};
+    if (!emu.failed) emu_coverage_note(l.kernel, names[sched.order]);
     emu.launch = nullptr;
 }
 

@@ -87,3 +87,6 @@ void emu_mark_init(const void *p, size_t n);
 bool emu_is_init(const void *p, size_t n);
 void emu_mark_copy(const void *dst, const void *src, size_t n);
 void emu_mark_pending(const void *p, size_t n, bool pending);
+
+// Notes for coverage.sh that a launch went through in "forward", "reverse" or "shuffle" order.
+void emu_coverage_note(const void *kernel, const char *order);

@@ -28,6 +28,40 @@ static void activations_match(TestCtx *t) {
     }
 }
 
+// Vector accesses are chosen by the width and by every address.
+static void unaligned_activations_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        for (ActKind kind = ACT_GELU; kind <= ACT_SWIGLU; kind++) {
+            check_act(t, g, kind, 40, 72);
+            for (int k = 1; k <= 4; k++) {
+                twin_misalign(k);
+                check_act(t, g, kind, 2, 16);
+            }
+        }
+    }
+}
+
+static void extreme_activations_match(TestCtx *t) {
+    const Ops *g;
+    float x[] = {NAN,   INFINITY, 1e30f, -1e30f, 0.0f,   -0.0f,  1e-30f, -1e-40f,
+                 10.0f, -10.0f,   30.0f, -30.0f, 100.0f, -88.0f, 1.0f,   3e-39f};
+    FOR_EACH_TABLE(g) {
+        for (ActKind kind = ACT_GELU; kind <= ACT_SWIGLU; kind++) {
+            size_t n = kind == ACT_SWIGLU ? 8 : 16;
+            Twin inp = twin_of(g, TYPE_FX, x, 16), out = twin_new(g, TYPE_FX, n);
+            Twin dout = twin_noise(g, TYPE_FX, n, 1, 1), dinp = twin_new(g, TYPE_FX, 16);
+            ops_cpu()->act_forward(cpu(out), cpu(inp), kind, 1, (int)n);
+            g->act_forward(gpu(out), gpu(inp), kind, 1, (int)n);
+            TWIN_CHECK_EACH(t, g, out, is_bf16(g) ? 0x1p-7 : 1e-5, 1e-30);
+            ops_cpu()->act_backward(cpu(dinp), cpu(dout), cpu(inp), kind, 1, (int)n);
+            g->act_backward(gpu(dinp), gpu(dout), gpu(inp), kind, 1, (int)n);
+            TWIN_CHECK_EACH(t, g, dinp, is_bf16(g) ? 0x1p-7 : 1e-5, 1e-20);
+            TWIN_FREE(t, g, &inp, &out, &dout, &dinp);
+        }
+    }
+}
+
 static void activations_keep_nan_and_infinity(TestCtx *t) {
     const Ops *g;
     float x[] = {NAN, INFINITY, -INFINITY, 1e30f, -1e30f, 0.0f, -0.0f, 1e-30f};
@@ -48,19 +82,27 @@ static void activations_keep_nan_and_infinity(TestCtx *t) {
     }
 }
 
+static void check_add(TestCtx *t, const Ops *g, size_t n) {
+    Twin a = twin_noise(g, TYPE_FX, n, 1, 1), b = twin_noise(g, TYPE_FX, n, 2, 1);
+    Twin out = twin_new(g, TYPE_FX, n);
+    ops_cpu()->add(cpu(out), cpu(a), cpu(b), n);
+    g->add(gpu(out), gpu(a), gpu(b), n);
+    TWIN_CHECK(t, g, out, twin_tol(g, TYPE_FX, 1), 0);
+    ops_cpu()->add(cpu(a), cpu(a), cpu(b), n);
+    g->add(gpu(a), gpu(a), gpu(b), n);
+    TWIN_CHECK(t, g, a, twin_tol(g, TYPE_FX, 1), 0);
+    TWIN_FREE(t, g, &a, &b, &out);
+}
+
 static void additions_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        for (size_t n = 1; n < 1000; n = n * 3 + 5) {
-            Twin a = twin_noise(g, TYPE_FX, n, 1, 1), b = twin_noise(g, TYPE_FX, n, 2, 1);
-            Twin out = twin_new(g, TYPE_FX, n);
-            ops_cpu()->add(cpu(out), cpu(a), cpu(b), n);
-            g->add(gpu(out), gpu(a), gpu(b), n);
-            TWIN_CHECK(t, g, out, twin_tol(g, TYPE_FX, 1), 0);
-            ops_cpu()->add(cpu(a), cpu(a), cpu(b), n);
-            g->add(gpu(a), gpu(a), gpu(b), n);
-            TWIN_CHECK(t, g, a, twin_tol(g, TYPE_FX, 1), 0);
-            TWIN_FREE(t, g, &a, &b, &out);
+        for (size_t n = 1; n < 1000; n = n * 3 + 5)
+            check_add(t, g, n);
+        check_add(t, g, 2056);
+        for (int k = 1; k <= 3; k++) {
+            twin_misalign(k);
+            check_add(t, g, 16);
         }
     }
 }
@@ -98,6 +140,11 @@ static void heads_are_joined_and_split(TestCtx *t) {
         check_heads(t, g, 5, 3, true, 1, true);
         check_heads(t, g, 32, 16, false, 0, false);
         check_heads(t, g, 4, 6, false, 3, false);
+        check_heads(t, g, 64, 72, false, 0, true);
+        for (int k = 1; k <= 3; k++) {
+            twin_misalign(k);
+            check_heads(t, g, 16, 8, k == 2, 8, true);
+        }
     }
 }
 
@@ -122,10 +169,17 @@ static void biases_and_their_gradients_match(TestCtx *t) {
         check_bias(t, g, 37, 72, 8);
         check_bias(t, g, 301, 320, 0);
         check_bias(t, g, 131, 33, 2);
+        check_bias(t, g, 3, 768, 0);
+        for (int k = 1; k <= 3; k++) {
+            twin_misalign(k);
+            check_bias(t, g, 9, 64, 8);
+        }
     }
 }
 
 TEST_MAIN({"activations_match", activations_match},
+          {"unaligned_activations_match", unaligned_activations_match},
+          {"extreme_activations_match", extreme_activations_match},
           {"activations_keep_nan_and_infinity", activations_keep_nan_and_infinity},
           {"additions_match", additions_match},
           {"heads_are_joined_and_split", heads_are_joined_and_split},

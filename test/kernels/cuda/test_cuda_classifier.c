@@ -32,6 +32,37 @@ static void losses_and_gradients_match(TestCtx *t) {
         check_case(t, g, 2, 20, 20, 30.0f, false);
         check_case(t, g, 1, 8300, 8320, 15.0f, true);
         check_case(t, g, 1, 1, 128, 0, true);
+        check_case(t, g, 2, 1100, 1101, 0, true);
+        check_case(t, g, 3, 320, 320, 15.0f, true);
+        twin_misalign(1);
+        check_case(t, g, 2, 72, 72, 0, true);
+    }
+}
+
+// Rows of +-120, of equal logits, of one that stands out, and one bad row among good ones.
+static void extreme_logits_match(TestCtx *t) {
+    const Ops *g;
+    enum { N = 5, V = 70, VP = 72 };
+    int targets[N] = {0, 69, 3, 5, 7};
+    float x[N * VP];
+    for (int i = 0; i < N * VP; i++) {
+        int row = i / VP, col = i % VP;
+        x[i] = row == 0 ? (col % 3 ? 120.0f : -120.0f) : row == 1 ? 7.0f : (float)(col % 5);
+        if (row == 2) x[i] = col == 3 ? 1e30f : -1e30f;
+        if (row == 3) x[i] = col == 60 ? NAN : 0.0f;
+    }
+    FOR_EACH_TABLE(g) {
+        for (int capped = 0; capped < 2; capped++) {
+            int *gtargets = twin_ints(g, targets, N);
+            float cap = capped ? 15.0f : 0;
+            Twin logits = twin_of(g, TYPE_FX, x, N * VP), losses = twin_new(g, TYPE_F32, N);
+            ops_cpu()->classifier(cpu(logits), losses.cpu, targets, N, V, VP, cap, 0.5f, true);
+            g->classifier(gpu(logits), losses.gpu, gtargets, N, V, VP, cap, 0.5f, true);
+            TWIN_CHECK_EACH(t, g, losses, 1e-5, 1.0);
+            TWIN_CHECK_EACH(t, g, logits, is_bf16(g) ? 0x1p-7 : 1e-4, 1e-2);
+            TWIN_FREE(t, g, &logits, &losses);
+            g->free(gtargets);
+        }
     }
 }
 
@@ -74,23 +105,31 @@ static void minus_infinity_has_no_probability(TestCtx *t) {
     }
 }
 
+static void check_softcap(TestCtx *t, const Ops *g, size_t n) {
+    Twin x = twin_noise(g, TYPE_FX, n, 1, 50);
+    ops_cpu()->softcap(cpu(x), n, 15.0f);
+    g->softcap(gpu(x), n, 15.0f);
+    TWIN_CHECK(t, g, x, twin_tol(g, TYPE_FX, 8), 0);
+    ops_cpu()->softcap(cpu(x), n, 0);
+    g->softcap(gpu(x), n, 0);
+    TWIN_CHECK(t, g, x, twin_tol(g, TYPE_FX, 8), 0);
+    twin_free(t, g, &x);
+}
+
 static void softcap_matches(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        for (size_t n = 5; n < 300; n = n * 5 + 3) {
-            Twin x = twin_noise(g, TYPE_FX, n, 1, 50);
-            ops_cpu()->softcap(cpu(x), n, 15.0f);
-            g->softcap(gpu(x), n, 15.0f);
-            TWIN_CHECK(t, g, x, twin_tol(g, TYPE_FX, 8), 0);
-            ops_cpu()->softcap(cpu(x), n, 0);
-            g->softcap(gpu(x), n, 0);
-            TWIN_CHECK(t, g, x, twin_tol(g, TYPE_FX, 8), 0);
-            twin_free(t, g, &x);
-        }
+        for (size_t n = 5; n < 300; n = n * 5 + 3)
+            check_softcap(t, g, n);
+        check_softcap(t, g, 8);
+        check_softcap(t, g, 2064);
+        twin_misalign(1);
+        check_softcap(t, g, 64);
     }
 }
 
 TEST_MAIN({"losses_and_gradients_match", losses_and_gradients_match},
+          {"extreme_logits_match", extreme_logits_match},
           {"bad_logits_give_bad_losses", bad_logits_give_bad_losses},
           {"minus_infinity_has_no_probability", minus_infinity_has_no_probability},
           {"softcap_matches", softcap_matches})

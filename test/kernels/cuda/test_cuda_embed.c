@@ -46,6 +46,12 @@ static void embeddings_match(TestCtx *t) {
         check_case(t, g, 3, 11, 72, V, true);
         check_case(t, g, 2, 700, 8, V, false);
         check_case(t, g, 3, 5, 33, 3, true);
+        check_case(t, g, 1, 3, 320, V, true);
+        check_case(t, g, 2, 65, 1032, 4, false);
+        for (int k = 1; k <= 6; k++) {
+            twin_misalign(k);
+            check_case(t, g, 2, 40, 16, 3, true);
+        }
     }
 }
 
@@ -76,7 +82,9 @@ static void large_ids_are_sorted_too(TestCtx *t) {
     }
 }
 
-static void check_cache(TestCtx *t, const Ops *g, int T, int width, size_t pad, bool as_bf16) {
+// shift: elements of the cache behind its alignment.
+static void check_cache(TestCtx *t, const Ops *g, int T, int width, size_t pad, bool as_bf16,
+                        size_t shift) {
     const Ops *o = ops_cpu();
     enum { B = 3, TMAX = 40 };
     int pos[] = {0, 5, 3}, n_new[] = {T, 0, T - 1};
@@ -85,13 +93,13 @@ static void check_cache(TestCtx *t, const Ops *g, int T, int width, size_t pad, 
     ElemType type = as_bf16 ? TYPE_BF16 : TYPE_F32;
     Twin src = twin_noise(g, TYPE_FX, (size_t)B * T * ld, 1, 1);
     char *c = mem_alloc(B * batch, bytes), *got = mem_alloc(B * batch, bytes);
-    void *d = g->alloc(B * batch * bytes);
+    char *all = g->alloc((B * batch + shift) * bytes), *d = all + shift * bytes;
     o->cache_append(c, batch, type, cpu(src), ld, width, pos, n_new, B, T);
     g->cache_append(d, batch, type, gpu(src), ld, width, gpos, gnew, B, T);
     g->download_bytes(got, d, B * batch * bytes);
     CHECK_SAME_BITS(t, got, c, B * batch * bytes);
     twin_free(t, g, &src);
-    g->free(d), g->free(gpos), g->free(gnew);
+    g->free(all), g->free(gpos), g->free(gnew);
     mem_free(c), mem_free(got);
 }
 
@@ -99,9 +107,14 @@ static void cache_rows_land_at_their_positions(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
         for (int as_bf16 = 0; as_bf16 < 2; as_bf16++) {
-            check_cache(t, g, 7, 64, 8, as_bf16);
-            check_cache(t, g, 1, 24, 0, as_bf16);
-            check_cache(t, g, 7, 13, 1, as_bf16);
+            check_cache(t, g, 7, 64, 8, as_bf16, 0);
+            check_cache(t, g, 1, 24, 0, as_bf16, 0);
+            check_cache(t, g, 7, 13, 1, as_bf16, 0);
+            check_cache(t, g, 3, 16, 1, as_bf16, 0);
+            check_cache(t, g, 13, 320, 0, as_bf16, 0);
+            check_cache(t, g, 3, 16, 0, as_bf16, 1);
+            twin_misalign(1);
+            check_cache(t, g, 3, 16, 0, as_bf16, 0);
         }
     }
 }

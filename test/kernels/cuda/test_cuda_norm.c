@@ -69,6 +69,45 @@ static void long_and_odd_rows_match(TestCtx *t) {
         check_case(t, g, (Case){{NORM_LAYER, 2, 333, 1e-5f}, true, true, false, true});
         check_case(t, g, (Case){{NORM_RMS, 2, 8200, 1e-6f}, true, true, false, true});
         check_case(t, g, (Case){{NORM_RMS, 1, 8195, 1e-6f}, false, true, false, true});
+        check_case(t, g, (Case){{NORM_LAYER, 2, 8200, 1e-5f}, true, false, false, false});
+        check_case(t, g, (Case){{NORM_RMS, 1, 8193, 1e-6f}, true, true, false, false});
+    }
+}
+
+static void unaligned_rows_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        for (int k = 1; k <= 12; k++) {
+            twin_misalign(k);
+            check_case(t, g, (Case){{NORM_LAYER, 3, 64, 1e-5f}, true, true, false, true});
+        }
+    }
+}
+
+// Equal, huge, tiny, denormal and zero rows, one huge value, and a bad row between good ones.
+static void extreme_rows_match(TestCtx *t) {
+    const Ops *g;
+    enum { N = 8, C = 64 };
+    float x[N * C];
+    static const float scale[N] = {1, 3, 1e17f, 1e-20f, 1e-39f, 0, 1, 1};
+    test_noise(x, N * C, 1, 1);
+    for (int i = 0; i < N * C; i++)
+        x[i] = i / C == 1 ? -3.0f : x[i] * scale[i / C];
+    x[6 * C + 5] = 1e16f, x[7 * C + 63] = NAN;
+    FOR_EACH_TABLE(g) {
+        for (int layer = 0; layer < 2; layer++) {
+            NormArgs a = {layer ? NORM_LAYER : NORM_RMS, N, C, 1e-6f};
+            Twin inp = twin_of(g, TYPE_FX, x, N * C), out = twin_new(g, TYPE_FX, N * C);
+            Twin mean = twin_new(g, TYPE_F32, N), rstd = twin_new(g, TYPE_F32, N);
+            Twin weight = twin_noise(g, TYPE_F32, C, 3, 2);
+            ops_cpu()->add_norm_forward(cpu(out), NULL, layer ? mean.cpu : NULL, rstd.cpu, cpu(inp),
+                                        NULL, weight.cpu, NULL, &a);
+            g->add_norm_forward(gpu(out), NULL, layer ? mean.gpu : NULL, rstd.gpu, gpu(inp), NULL,
+                                weight.gpu, NULL, &a);
+            TWIN_CHECK_EACH(t, g, out, is_bf16(g) ? 0x1p-7 : 1e-4, 1e-3);
+            TWIN_CHECK_EACH(t, g, rstd, 1e-4, 1e-30);
+            TWIN_FREE(t, g, &inp, &out, &mean, &rstd, &weight);
+        }
     }
 }
 
@@ -82,4 +121,6 @@ static void gradients_of_weights_sum_many_rows(TestCtx *t) {
 
 TEST_MAIN({"norms_match_at_all_widths", norms_match_at_all_widths},
           {"long_and_odd_rows_match", long_and_odd_rows_match},
+          {"unaligned_rows_match", unaligned_rows_match},
+          {"extreme_rows_match", extreme_rows_match},
           {"gradients_of_weights_sum_many_rows", gradients_of_weights_sum_many_rows})

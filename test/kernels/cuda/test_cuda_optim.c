@@ -53,6 +53,37 @@ static void adamw_matches(TestCtx *t) {
         }
         check_adamw(t, g, 64, TYPE_FX, false, false);
         check_adamw(t, g, 64, TYPE_FX, true, true);
+        check_adamw(t, g, 3, TYPE_F32, false, true);
+        for (int k = 1; k <= 5; k++) {
+            twin_misalign(k);
+            check_adamw(t, g, 16, TYPE_FX, true, false);
+        }
+    }
+}
+
+// Gradients of zero, huge, tiny and denormal size, from moments of the same kinds.
+static void extreme_gradients_match(TestCtx *t) {
+    const Ops *g;
+    static const float kinds[] = {0, -0.0f, 1, -1e30f, 1e18f, 1e-25f, -1e-40f, 3e38f};
+    enum { KINDS = 8, N = KINDS * KINDS };
+    float grads[N], moments[N], squares[N];
+    for (int i = 0; i < N; i++) {
+        grads[i] = kinds[i % KINDS], moments[i] = kinds[i / KINDS];
+        squares[i] = fabsf(moments[i]);
+    }
+    AdamWArgs a = {TYPE_F32, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.271f, 0.142625f};
+    StepState state = {.clip = 1, .first_bad = -1};
+    FOR_EACH_TABLE(g) {
+        StepState *gstate = upload_state(g, state);
+        Twin p = twin_noise(g, TYPE_F32, N, 1, 1), grad = twin_of(g, TYPE_F32, grads, N);
+        Twin m = twin_of(g, TYPE_F32, moments, N), v = twin_of(g, TYPE_F32, squares, N);
+        ops_cpu()->adamw(p.cpu, NULL, m.cpu, v.cpu, grad.cpu, N, &a, &state);
+        g->adamw(p.gpu, NULL, m.gpu, v.gpu, grad.gpu, N, &a, gstate);
+        TWIN_CHECK_EACH(t, g, m, 1e-5, 1e-40);
+        TWIN_CHECK_EACH(t, g, v, 1e-5, 1e-40);
+        TWIN_CHECK_EACH(t, g, p, 1e-5, 1e-2);
+        TWIN_FREE(t, g, &p, &grad, &m, &v);
+        g->free(gstate);
     }
 }
 
@@ -91,6 +122,11 @@ static void muon_parts_match(TestCtx *t) {
         for (int i = 0; i < N_SIZES; i++)
             check_muon(t, g, sizes[i], i % 2, false);
         check_muon(t, g, 64, true, true);
+        check_muon(t, g, 3, true, true);
+        for (int k = 1; k <= 5; k++) {
+            twin_misalign(k);
+            check_muon(t, g, 16, false, false);
+        }
     }
 }
 
@@ -163,6 +199,7 @@ static void the_scalars_of_a_step_match(TestCtx *t) {
     }
 }
 
-TEST_MAIN({"adamw_matches", adamw_matches}, {"muon_parts_match", muon_parts_match},
+TEST_MAIN({"adamw_matches", adamw_matches}, {"extreme_gradients_match", extreme_gradients_match},
+          {"muon_parts_match", muon_parts_match},
           {"matrices_are_normalised_one_by_one", matrices_are_normalised_one_by_one},
           {"the_scalars_of_a_step_match", the_scalars_of_a_step_match})

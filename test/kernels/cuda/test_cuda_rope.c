@@ -3,10 +3,11 @@
 
 #include "test/kernels/cuda/twin.h"
 
-// gap: unused elements behind each head, pad: behind each token.
+// gap: unused elements behind each head, pad: behind each token. late: the table of angles lies one
+// pair behind its alignment.
 typedef struct Case {
     int B, T, NH, HS, gap, pad;
-    bool rope, norm, ragged, in_place;
+    bool rope, norm, ragged, in_place, late;
 } Case;
 
 enum { TMAX = 40 };
@@ -36,11 +37,12 @@ static void check_case(TestCtx *t, const Ops *g, Case c) {
                   .norm = c.norm,
                   .eps = 1e-6f};
     RopeArgs ga = a;
-    Twin rope = twin_new(g, TYPE_F32, (size_t)TMAX * c.HS);
+    Twin rope = twin_new(g, TYPE_F32, (size_t)TMAX * c.HS + 2);
     if (c.rope) {
-        fill_rope(rope.cpu, c.HS);
+        size_t first = c.late ? 2 : 0;
+        fill_rope(rope.cpu + first, c.HS);
         g->upload_bytes(rope.gpu, rope.cpu, rope.n * sizeof(float));
-        a.rope = rope.cpu, ga.rope = rope.gpu;
+        a.rope = rope.cpu + first, ga.rope = (float *)rope.gpu + first;
     }
     int *pos = twin_ints(g, start, 3);
     if (c.ragged) a.pos = start, ga.pos = pos;
@@ -67,29 +69,37 @@ static void heads_match_at_all_sizes(TestCtx *t) {
     static const int sizes[] = {8, 16, 48, 64, 72, 80, 128};
     FOR_EACH_TABLE(g) {
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-            check_case(t, g, (Case){2, 3, 3, sizes[i], 0, 8, true, true, true, false});
-            check_case(t, g, (Case){1, 5, 1, sizes[i], 0, 0, true, false, false, true});
+            check_case(t, g, (Case){2, 3, 3, sizes[i], 0, 8, true, true, true, false, false});
+            check_case(t, g, (Case){1, 5, 1, sizes[i], 0, 0, true, false, false, true, false});
         }
-        check_case(t, g, (Case){1, 2, 1, 1024, 0, 0, true, true, false, true});
-        check_case(t, g, (Case){1, 2, 1, 1030, 0, 0, true, true, false, true});
+        check_case(t, g, (Case){1, 2, 1, 1024, 0, 0, true, true, false, true, false});
+        check_case(t, g, (Case){1, 2, 1, 1030, 0, 0, true, true, false, true, false});
     }
 }
 
 static void either_half_can_be_off(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        check_case(t, g, (Case){2, 3, 2, 64, 0, 0, false, true, false, false});
-        check_case(t, g, (Case){2, 3, 2, 7, 0, 1, false, true, false, true});
-        check_case(t, g, (Case){2, 3, 2, 9, 0, 0, false, false, true, false});
+        check_case(t, g, (Case){2, 3, 2, 64, 0, 0, false, true, false, false, false});
+        check_case(t, g, (Case){2, 3, 2, 7, 0, 1, false, true, false, true, false});
+        check_case(t, g, (Case){2, 3, 2, 9, 0, 0, false, false, true, false, false});
     }
 }
 
 static void heads_may_lie_apart_and_unaligned(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        check_case(t, g, (Case){2, 3, 2, 64, 32, 0, true, true, true, true});
-        check_case(t, g, (Case){2, 3, 2, 64, 1, 3, true, true, false, false});
-        check_case(t, g, (Case){1, 3, 3, 6, 2, 1, true, true, false, true});
+        check_case(t, g, (Case){2, 3, 2, 64, 32, 0, true, true, true, true, false});
+        check_case(t, g, (Case){2, 3, 2, 64, 1, 3, true, true, false, false, false});
+        check_case(t, g, (Case){1, 3, 3, 6, 2, 1, true, true, false, true, false});
+        for (int k = 2; k <= 6; k++) {
+            twin_misalign(k);
+            check_case(t, g, (Case){1, 3, 2, 32, 0, 0, true, true, false, false, false});
+        }
+        check_case(t, g, (Case){1, 3, 2, 32, 0, 0, true, true, false, false, true});
+        // Row strides and head strides that vectors cannot have, with sizes that they could.
+        check_case(t, g, (Case){1, 2, 2, 64, 0, 4, true, true, false, false, false});
+        check_case(t, g, (Case){1, 2, 2, 64, 4, 8, true, true, false, false, false});
     }
 }
 

@@ -64,6 +64,26 @@ static void a_missing_device_is_a_sentence(TestCtx *t) {
     CHECK_ERROR(t, err, "uses GPU 0 already");
 }
 
+// Whole pieces of 8 at aligned and unaligned addresses, and more than a block of threads of them.
+static void conversions_take_any_address(TestCtx *t) {
+    const Ops *g;
+    enum { N = 2064 };
+    FOR_EACH_TABLE(g) {
+        float x[N], back[N + 1];
+        test_noise(x, N, 1, 3);
+        for (size_t shift = 0; shift < 2; shift++) {
+            floatX *p = g->alloc((N + 1) * g->elem_size);
+            g->upload(fx_at(g, p, shift), x, N);
+            g->download(back, p, N + 1);
+            CHECK(t, back[shift ? 0 : N] == 0.0f);
+            g->download(back, fx_at(g, p, shift), N);
+            for (int i = 0; i < N; i++)
+                CHECK(t, back[i] == (is_bf16(g) ? bf16_to_f32(bf16_from_f32(x[i])) : x[i]));
+            g->free(p);
+        }
+    }
+}
+
 static void memory_is_cleared_copied_and_converted(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
@@ -91,16 +111,18 @@ static void memory_is_cleared_copied_and_converted(TestCtx *t) {
 }
 
 static void peaks_are_measured(TestCtx *t) {
-    Error err;
-    CHECK(t, cuda_open(0, &err));
-    Peaks p = {0};
-    ops_cuda(TYPE_BF16)->measure_peaks(&p);
-    CHECK(t, p.fma_flops > 0 && isfinite(p.fma_flops));
-    CHECK(t, p.bf16_flops > 0 && isfinite(p.bf16_flops) && p.has_bf16);
-    CHECK(t, p.read_bytes > 0 && isfinite(p.read_bytes));
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        Peaks p = {0};
+        g->measure_peaks(&p);
+        CHECK(t, p.fma_flops > 0 && isfinite(p.fma_flops));
+        CHECK(t, p.bf16_flops > 0 && isfinite(p.bf16_flops) && p.has_bf16);
+        CHECK(t, p.read_bytes > 0 && isfinite(p.read_bytes));
+    }
 }
 
 TEST_MAIN({"no_op_is_missing", no_op_is_missing}, {"uploads_do_not_wait", uploads_do_not_wait},
           {"a_missing_device_is_a_sentence", a_missing_device_is_a_sentence},
           {"memory_is_cleared_copied_and_converted", memory_is_cleared_copied_and_converted},
+          {"conversions_take_any_address", conversions_take_any_address},
           {"peaks_are_measured", peaks_are_measured})

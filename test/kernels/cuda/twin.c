@@ -35,8 +35,21 @@ float *twin_download(const Ops *gpu, const Twin *x) {
     return values;
 }
 
+static int until_misaligned;
+
+void twin_misalign(int k) {
+    until_misaligned = k;
+}
+
+static Twin twin_alloc(const Ops *gpu, ElemType type, size_t n) {
+    size_t bytes = elem_bytes(type, gpu->elem_size);
+    size_t shift = until_misaligned > 0 && --until_misaligned == 0 ? bytes : 0;
+    char *p = gpu->alloc(n * bytes + shift);
+    return (Twin){floats_new(n), p + shift, n, type, shift};
+}
+
 Twin twin_of(const Ops *gpu, ElemType type, const float *values, size_t n) {
-    Twin x = {floats_new(n), gpu->alloc(n * elem_bytes(type, gpu->elem_size)), n, type};
+    Twin x = twin_alloc(gpu, type, n);
     for (size_t i = 0; i < n; i++) {
         bool round = type == TYPE_FX && is_bf16(gpu);
         x.cpu[i] = round ? bf16_to_f32(bf16_from_f32(values[i])) : values[i];
@@ -54,7 +67,7 @@ Twin twin_noise(const Ops *gpu, ElemType type, size_t n, uint64_t seed, float sc
 }
 
 Twin twin_new(const Ops *gpu, ElemType type, size_t n) {
-    Twin x = {floats_new(n), gpu->alloc(n * elem_bytes(type, gpu->elem_size)), n, type};
+    Twin x = twin_alloc(gpu, type, n);
     upload(gpu, &x);
     return x;
 }
@@ -66,7 +79,7 @@ Twin twin_null(void) {
 void twin_free(TestCtx *t, const Ops *gpu, Twin *x) {
     if (!x->cpu) return;
     floats_free(t, x->cpu);
-    gpu->free(x->gpu);
+    gpu->free((char *)x->gpu - x->shift);
     *x = twin_null();
 }
 
@@ -89,5 +102,18 @@ void twin_check(TestCtx *t, const char *file, int line, const char *what, const 
     float *values = twin_download(gpu, x);
     Close c = {.what = name, .n = x->n, .abs_tol = abs_tol, .rel_tol = rel_tol};
     test_close_f32(t, file, line, values, x->cpu, c);
+    mem_free(values);
+}
+
+void twin_check_each(TestCtx *t, const char *file, int line, const char *what, const Ops *gpu,
+                     const Twin *x, double tol, double floor) {
+    float *values = twin_download(gpu, x);
+    for (size_t i = 0; i < x->n; i++) {
+        double a = (double)values[i], b = (double)x->cpu[i];
+        bool same = isnan(b) ? isnan(a) : a == b || fabs(a - b) <= tol * (fabs(b) + floor);
+        if (same) continue;
+        test_fail(t, file, line, "%s[%zu] (%s): %g, expected %g", what, i,
+                  is_bf16(gpu) ? "bf16" : "fp32", a, b);
+    }
     mem_free(values);
 }

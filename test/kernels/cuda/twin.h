@@ -10,6 +10,7 @@ typedef struct Twin {
     void *gpu;   // n elements of `type`
     size_t n;
     ElemType type;  // TYPE_FX or TYPE_F32
+    size_t shift;   // bytes of gpu behind its allocation
 } Twin;
 
 // The i-th combination of CUDA table (fp32, bf16) and, on the emulator, thread order; NULL behind
@@ -36,6 +37,9 @@ Twin twin_new(const Ops *gpu, ElemType type, size_t n);
 // These values, rounded to the type on both sides.
 Twin twin_of(const Ops *gpu, ElemType type, const float *values, size_t n);
 Twin twin_null(void);
+// Of the twins made from now on the k-th, counted from 1, lies one element behind its alignment on
+// the device; 0: none. Kernels then may not take its elements 16 bytes at a time.
+void twin_misalign(int k);
 // Frees; checks the guards of the CPU's side.
 void twin_free(TestCtx *t, const Ops *gpu, Twin *x);
 #define TWIN_FREE(t, gpu, ...)                                                                     \
@@ -58,5 +62,11 @@ double twin_tol(const Ops *gpu, ElemType type, size_t n);
 // |gpu - cpu| <= rel_tol max|cpu| + abs_tol for all elements.
 void twin_check(TestCtx *t, const char *file, int line, const char *what, const Ops *gpu,
                 const Twin *x, double rel_tol, double abs_tol);
+// Each element by itself, for extreme values: both are NaN, or the same infinity, or
+// |gpu - cpu| <= tol (|cpu| + floor).
+void twin_check_each(TestCtx *t, const char *file, int line, const char *what, const Ops *gpu,
+                     const Twin *x, double tol, double floor);
+#define TWIN_CHECK_EACH(t, gpu, x, tol, floor)                                                     \
+    twin_check_each((t), __FILE__, __LINE__, #x, (gpu), &(x), (tol), (floor))
 #define TWIN_CHECK(t, gpu, x, rel_tol, abs_tol)                                                    \
     twin_check((t), __FILE__, __LINE__, #x, (gpu), &(x), (rel_tol), (abs_tol))
