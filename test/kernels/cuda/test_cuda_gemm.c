@@ -42,6 +42,23 @@ static void products_with_weights_match(TestCtx *t) {
     }
 }
 
+// A bias of no columns adds nothing, and so does none for some.
+static void absent_biases_add_nothing(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        Twin weight = twin_noise(g, TYPE_FX, 64, 1, 1), inp = twin_noise(g, TYPE_FX, 16, 2, 1);
+        Twin bias = twin_noise(g, TYPE_F32, 8, 3, 1), out = twin_new(g, TYPE_FX, 16);
+        Weight w = {.data = cpu(weight), .OC = 8, .IC = 8, .compute = TYPE_F32};
+        ops_cpu()->matmul(cpu(out), 8, cpu(inp), 8, &w, NULL, 0, 2);
+        w.data = gpu(weight);
+        for (int n_bias = 0; n_bias <= 8; n_bias += 8) {
+            g->matmul(gpu(out), 8, gpu(inp), 8, &w, n_bias ? NULL : bias.gpu, n_bias, 2);
+            TWIN_CHECK(t, g, out, product_tol(g, TYPE_FX, 8), 0);
+        }
+        TWIN_FREE(t, g, &weight, &inp, &bias, &out);
+    }
+}
+
 static void check_gemm(TestCtx *t, const Ops *g, GemmOp op) {
     GemmOp c = op;
     c.a_type = c.b_type = c.c_type = TYPE_F32;
@@ -92,5 +109,6 @@ static void batches_transposes_and_types_match(TestCtx *t) {
     }
 }
 
-TEST_MAIN({"products_with_weights_match", products_with_weights_match},
+TEST_MAIN({"absent_biases_add_nothing", absent_biases_add_nothing},
+          {"products_with_weights_match", products_with_weights_match},
           {"batches_transposes_and_types_match", batches_transposes_and_types_match})

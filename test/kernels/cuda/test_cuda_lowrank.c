@@ -6,7 +6,7 @@
 // pad: unused elements behind each row.
 typedef struct Case {
     int B, T, NH, HS, R, pad;
-    bool shared, rope, norm;
+    bool shared, rope, norm, moved;  // moved: rows of the batch begin at other positions
 } Case;
 
 static void check_case(TestCtx *t, const Ops *g, Case c) {
@@ -15,9 +15,11 @@ static void check_case(TestCtx *t, const Ops *g, Case c) {
     LowRankArgs a = {.B = c.B, .T = c.T, .NH = c.NH, .HS = c.HS, .R = c.R, .norm = c.norm};
     a.ld_s = HS + (size_t)c.pad, a.ld_z = heads * R + (size_t)c.pad;
     a.ld_out = heads * HS + (size_t)c.pad, a.eps = 1e-6f;
-    float *table = ref_rope_table(c.T, c.HS, 1000);
-    Twin rope = twin_of(g, TYPE_F32, table, (size_t)c.T * HS);
+    int pos[] = {5, 2}, *gpos = twin_ints(g, pos, 2), positions = c.T + 5;
+    float *table = ref_rope_table(positions, c.HS, 1000);
+    Twin rope = twin_of(g, TYPE_F32, table, (size_t)positions * HS);
     LowRankArgs ga = a;
+    if (c.moved) a.pos = pos, ga.pos = gpos;
     if (c.rope) a.rope = rope.cpu, ga.rope = rope.gpu;
     Twin s = c.shared ? twin_noise(g, TYPE_FX, rows * a.ld_s, 1, 1) : twin_null();
     Twin ds = c.shared ? twin_noise(g, TYPE_FX, rows * a.ld_s, 8, 1) : twin_null();
@@ -43,6 +45,7 @@ static void check_case(TestCtx *t, const Ops *g, Case c) {
     TWIN_CHECK(t, g, dz, 3 * tol, 0);
     TWIN_CHECK(t, g, db, is_bf16(g) ? 2 * 0x1p-8 : twin_tol(g, TYPE_F32, rows + HS), 0);
     TWIN_FREE(t, g, &rope, &s, &ds, &z, &b, &out, &rstd, &dout, &dz, &db);
+    g->free(gpos);
     mem_free(table);
 }
 
@@ -50,7 +53,7 @@ static void every_switch_matches(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
         for (int bits = table_ / 2; bits < 8; bits += 3)
-            check_case(t, g, (Case){2, 11, 3, 16, 8, 0, bits & 1, bits & 2, bits & 4});
+            check_case(t, g, (Case){2, 11, 3, 16, 8, 0, bits & 1, bits & 2, bits & 4, false});
     }
 }
 
@@ -59,8 +62,38 @@ static void ranks_of_the_paper_match(TestCtx *t) {
     static const int ranks[] = {16, 48, 56, 64, 72, 128};
     FOR_EACH_TABLE(g) {
         for (size_t i = (size_t)table_ / 2; i < sizeof ranks / sizeof ranks[0]; i += 3)
-            check_case(t, g, (Case){1, 33, 2, 128, ranks[i], 8, true, true, true});
-        check_case(t, g, (Case){1, 70, 1, 64, 24, 0, true, true, true});
+            check_case(t, g, (Case){1, 33, 2, 128, ranks[i], 8, true, true, true, false});
+        check_case(t, g, (Case){1, 70, 1, 64, 24, 0, true, true, true, false});
+    }
+}
+
+static void moved_rows_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        check_case(t, g, (Case){2, 3, 2, 16, 8, 0, true, true, true, true});
+        check_case(t, g, (Case){2, 3, 2, 64, 16, 0, true, true, false, true});
+    }
+}
+
+// One array at a time lies behind its alignment; the angles may not.
+static void unaligned_arrays_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        for (int k = 2; k <= 10; k++) {
+            twin_misalign(k);
+            check_case(t, g, (Case){1, 3, 2, 64, 16, 0, true, true, true, false});
+        }
+        check_case(t, g, (Case){1, 3, 2, 64, 16, 4, true, true, true, false});
+        check_case(t, g, (Case){1, 3, 2, 16, 8, 4, true, true, true, false});
+    }
+}
+
+static void wide_heads_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        check_case(t, g, (Case){1, 2, 2, 528, 8, 0, true, true, true, false});
+        check_case(t, g, (Case){1, 2, 1, 514, 3, 0, true, true, true, false});
+        check_case(t, g, (Case){1, 3, 1, 784, 8, 0, true, true, true, false});
     }
 }
 
@@ -69,8 +102,8 @@ static void small_devices_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
         cuda_limit_shared((table_ / 2 == 1 ? 48 : 99) << 10);
-        check_case(t, g, (Case){1, 33, 2, 128, 72, 8, true, true, true});
-        check_case(t, g, (Case){1, 70, 1, 64, 56, 0, true, true, true});
+        check_case(t, g, (Case){1, 33, 2, 128, 72, 8, true, true, true, false});
+        check_case(t, g, (Case){1, 70, 1, 64, 56, 0, true, true, true, false});
         cuda_limit_shared(0);
     }
 }
@@ -78,19 +111,26 @@ static void small_devices_match(TestCtx *t) {
 static void odd_sizes_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        check_case(t, g, (Case){1, 9, 2, 10, 5, 1, true, true, true});
-        check_case(t, g, (Case){2, 3, 1, 7, 3, 3, true, false, true});
-        check_case(t, g, (Case){1, 5, 2, 9, 66, 0, false, false, false});
-        check_case(t, g, (Case){1, 3, 1, 200, 8, 0, true, true, true});
+        check_case(t, g, (Case){1, 9, 2, 10, 5, 1, true, true, true, false});
+        check_case(t, g, (Case){2, 3, 1, 7, 3, 3, true, false, true, false});
+        check_case(t, g, (Case){1, 5, 2, 9, 66, 0, false, false, false, false});
+        check_case(t, g, (Case){1, 3, 1, 200, 8, 0, true, true, true, false});
     }
 }
 
 static void many_tokens_match(TestCtx *t) {
     const Ops *g;
-    FOR_EACH_TABLE(g) check_case(t, g, (Case){2, 300, 2, 16, 8, 0, true, true, true});
+    FOR_EACH_TABLE(g) {
+        check_case(t, g, (Case){2, 300, 2, 16, 8, 0, true, true, true, false});
+        // As many heads as blocks: each of them goes on to the next tile of tokens, and the next.
+        check_case(t, g, (Case){1, 128, 9, 64, 8, 0, true, true, true, false});
+        check_case(t, g, (Case){1, 135, 9, 128, 8, 0, true, true, true, false});
+    }
 }
 
-TEST_MAIN({"every_switch_matches", every_switch_matches},
+TEST_MAIN({"every_switch_matches", every_switch_matches}, {"moved_rows_match", moved_rows_match},
+          {"unaligned_arrays_match", unaligned_arrays_match},
+          {"wide_heads_match", wide_heads_match},
           {"ranks_of_the_paper_match", ranks_of_the_paper_match},
           {"small_devices_match", small_devices_match}, {"odd_sizes_match", odd_sizes_match},
           {"many_tokens_match", many_tokens_match})

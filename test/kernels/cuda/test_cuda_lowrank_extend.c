@@ -267,6 +267,9 @@ static void prefill_matches(TestCtx *t) {
         Case c = {70, 2, 16, 24, 6, 8, .rope = true, .norm = true, .bf16 = true};
         c.n_new[0] = 70, c.pos[1] = 100, c.n_new[1] = 33, c.pos[2] = 5, c.n_new[2] = 1;
         check_case(t, g, c);
+        // An fp32 cache with the sizes of tensor cores.
+        c = (Case){17, 1, 64, 64, 16, 16, .rope = true, .norm = true, .n_new = {17, 1, 0}};
+        check_case(t, g, c);
     }
 }
 

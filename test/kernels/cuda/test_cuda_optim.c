@@ -185,6 +185,25 @@ static void check_step(TestCtx *t, const Ops *g, float bad, float loss, float ma
     g->free(gstate);
 }
 
+// The bad tensor with the lowest number is remembered, whichever comes first.
+static void the_first_bad_tensor_is_named(TestCtx *t) {
+    const Ops *g;
+    float bad[] = {1, NAN}, good[] = {1, 2};
+    FOR_EACH_TABLE(g) {
+        StepState *state = g->alloc(sizeof *state);
+        Twin x = twin_of(g, TYPE_F32, bad, 2), y = twin_of(g, TYPE_F32, good, 2);
+        for (int first = 3; first <= 9; first += 6) {
+            g->step_begin(state);
+            g->grad_sumsq(state, y.gpu, 2, 0);
+            g->grad_sumsq(state, x.gpu, 2, first);
+            g->grad_sumsq(state, x.gpu, 2, 12 - first);
+            CHECK(t, download_state(g, state).first_bad == 3);
+        }
+        TWIN_FREE(t, g, &x, &y);
+        g->free(state);
+    }
+}
+
 static void the_scalars_of_a_step_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
@@ -202,4 +221,5 @@ static void the_scalars_of_a_step_match(TestCtx *t) {
 TEST_MAIN({"adamw_matches", adamw_matches}, {"extreme_gradients_match", extreme_gradients_match},
           {"muon_parts_match", muon_parts_match},
           {"matrices_are_normalised_one_by_one", matrices_are_normalised_one_by_one},
+          {"the_first_bad_tensor_is_named", the_first_bad_tensor_is_named},
           {"the_scalars_of_a_step_match", the_scalars_of_a_step_match})

@@ -58,6 +58,7 @@ static void a_missing_device_is_a_sentence(TestCtx *t) {
     CHECK(t, !cuda_open(1000, &err));
     CHECK_ERROR(t, err, "GPU 1000 does not exist");
     CHECK(t, !cuda_open(-1, &err));
+    CHECK_ERROR(t, err, "GPU -1 does not exist");
     CHECK(t, cuda_open(0, &err));
     CHECK(t, cuda_open(0, &err));
     CHECK(t, !cuda_open(1, &err));
