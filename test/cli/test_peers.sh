@@ -2,27 +2,15 @@
 # test_peers.sh - bench/peers.py with stand-ins for both programs: what it prints where, what it says
 # of a slow or missing PyTorch, and that nothing outlives it. Run from the root of the sources.
 peers=$PWD/bench/peers.py
+. "$(dirname "$0")/common"
+
 if ! command -v python3 >/dev/null; then
     echo "skip peers: no python3"
     echo "0 passed, 0 failed, 1 skipped"
     exit 0
 fi
-tmp=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt_test_XXXXXX") || exit 1
-trap 'rm -rf "$tmp"' EXIT
-trap 'exit 1' HUP INT TERM
-cd "$tmp" || exit 1
-passed=0 failed=0 name= bad=0
 
-complain() {
-    bad=1
-    echo "  $name: $*"
-}
-
-holds() { # FILE WORDS
-    grep -qF -- "$2" "$1" || complain "$1 lacks '$2': $(head -n 3 "$1")"
-}
-
-run() {
+ask() {
     python3 "$peers" --config config.json --train-gpt ./ours --python ./torch --rounds 1 "$@" >out 2>err
     status=$?
 }
@@ -41,7 +29,7 @@ END
 
 turns_are_told_as_they_go() {
     torch_of 5e10
-    run --compute fp32 --tokens 64
+    ask --compute fp32 --tokens 64
     [ $status -eq 0 ] || complain "status $status: $(head -n 3 err)"
     holds err "round 1 of 1: train_gpt"
     holds err "stand-in at work"
@@ -51,13 +39,13 @@ turns_are_told_as_they_go() {
 
 a_slow_blas_is_told_and_left_out() {
     torch_of 9e8
-    run
+    ask
     [ $status -eq 0 ] || complain "status $status"
     holds out "makes 0.9 GFLOP/s"
     holds out "install libopenblas0"
     [ "$(wc -l <out)" -eq 1 ] || complain "more than one line: $(cat out)"
     rm torch
-    run
+    ask
     holds out "PyTorch not found"
 }
 
@@ -112,14 +100,4 @@ exec sleep 1000
 END
 chmod +x ours forever
 
-for name in turns_are_told_as_they_go a_slow_blas_is_told_and_left_out nothing_outlives_it; do
-    bad=0
-    $name
-    if [ $bad -eq 0 ]; then
-        passed=$((passed + 1)) && echo "ok   $name"
-    else
-        failed=$((failed + 1)) && echo "FAIL $name"
-    fi
-done
-echo "$passed passed, $failed failed, 0 skipped"
-[ $failed -eq 0 ]
+run_cases turns_are_told_as_they_go a_slow_blas_is_told_and_left_out nothing_outlives_it

@@ -99,6 +99,19 @@ text_becomes_shards() {
     done
 }
 
+# A megabyte of one character, with 256 KB of stack.
+long_runs_need_no_stack() {
+    for character in a _ ' ' '\n' '\303'; do
+        head -c 1000000 /dev/zero | tr '\0' "$character" >long.txt
+        (
+            ulimit -s 256
+            works prepare long.txt --tokenizer data/tokenizer.json --out long --force
+            [ $bad -eq 0 ]
+        ) || complain "a run of '$character'"
+    done
+    rm -rf long long.txt
+}
+
 shards_become_a_model() {
     works train tiny.json
     [ ! -s out ] || complain "stdout holds $(head -n 1 out)"
@@ -182,5 +195,6 @@ plans_allocate_nothing() {
 make_text
 make_config
 run_cases help_goes_to_stdout wrong_usage_has_status_2 every_command_has_the_same_statuses \
-    missing_files_have_status_1 text_becomes_shards shards_become_a_model the_model_is_scored the_model_writes \
-    a_full_disk_is_noticed signals_save_and_end_well plans_allocate_nothing
+    missing_files_have_status_1 text_becomes_shards long_runs_need_no_stack shards_become_a_model \
+    the_model_is_scored the_model_writes a_full_disk_is_noticed signals_save_and_end_well \
+    plans_allocate_nothing
