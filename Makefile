@@ -101,6 +101,10 @@ $(BUILD)/$(1)/%.o: %.c
 	$$(CC) -c -o $$@ $$< $$(CFLAGS_ALL) -ffp-contract=fast $$(ISA_FLAGS_$(1)) -DISA=$(1)
 endef
 $(foreach isa,$(ISAS),$(eval $(call ISA_RULE,$(isa))))
+# clang 14 takes minutes to instrument the unrolled register kernels; gcc checks them.
+ifneq ($(findstring clang,$(shell $(CC) --version)),)
+$(foreach isa,$(ISAS) wide,$(BUILD)/$(isa)/kernels/cpu/gemm_kernel.o): OPT_asan = -O1
+endif
 # The run-time choice and the tests of every set know which sets were compiled.
 GEMM_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/kernels/test_gemm*.c))
 $(BUILD)/kernels/ops_cpu.o $(GEMM_TESTS:%=%.o): CFLAGS_ALL += $(ISAS:%=-DHAVE_ISA_%)
