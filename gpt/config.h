@@ -14,6 +14,7 @@ typedef enum ScheduleKind {
     SCHEDULE_WSD
 } ScheduleKind;
 typedef enum MuonUnit { MUON_MATRIX, MUON_HEAD } MuonUnit;
+typedef enum MasterKind { MASTER_F32, MASTER_NONE } MasterKind;
 
 // One optimizer group: optim.embed, optim.head, optim.matrix, optim.vector (TensorKind order).
 typedef struct OptimGroup {
@@ -63,6 +64,8 @@ typedef struct Config {
         bool muon_nesterov;
         int muon_steps;       // Newton-Schulz iterations
         int muon_unit;        // MuonUnit
+        int muon_compute;     // ElemType: operands of Newton-Schulz
+        int master;           // MasterKind
         bool lr_width_scale;  // AdamW rates times (n_embd/768)^-0.5
         double grad_clip;     // 0: none
     } optim;

@@ -20,6 +20,7 @@ static const Word act_words[] = {
 static const Word path_words[] = {{"factored", PATH_FACTORED}, {"merged", PATH_MERGED}, {NULL, 0}};
 static const Word optim_words[] = {{"adamw", OPTIM_ADAMW}, {"muon", OPTIM_MUON}, {NULL, 0}};
 static const Word unit_words[] = {{"matrix", MUON_MATRIX}, {"head", MUON_HEAD}, {NULL, 0}};
+static const Word master_words[] = {{"fp32", MASTER_F32}, {"none", MASTER_NONE}, {NULL, 0}};
 static const Word schedule_words[] = {{"constant", SCHEDULE_CONSTANT},
                                       {"cosine", SCHEDULE_COSINE},
                                       {"linear", SCHEDULE_LINEAR},
@@ -186,6 +187,13 @@ const Setting config_table[] = {
     {.key = "optim.muon_unit", .type = SETTING_WORD, AT(optim.muon_unit), .initial = MUON_MATRIX,
      .words = unit_words, .fixed = true,
      .help = "Muon: orthogonalise whole matrices, or each head's block by itself."},
+    {.key = "optim.muon_compute", .type = SETTING_WORD, AT(optim.muon_compute),
+     .initial = TYPE_F32, .words = elem_words,
+     .help = "Muon: operand type of the Newton-Schulz products; sums and results are fp32."},
+    {.key = "optim.master", .type = SETTING_WORD, AT(optim.master), .initial = MASTER_F32,
+     .words = master_words,
+     .help = "Where parameters are bf16 (--device cuda): keep an fp32 master of each, or none and "
+             "round every update at random."},
     {.key = "optim.lr_width_scale", .type = SETTING_BOOL, AT(optim.lr_width_scale), .initial = 1,
      .help = "Multiply AdamW learning rates by (n_embd / 768)^-0.5."},
     {.key = "optim.grad_clip", .type = SETTING_F64, AT(optim.grad_clip), .initial = 1,

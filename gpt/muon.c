@@ -12,7 +12,7 @@ MuonGroup muon_group(const TensorSpec *s, const Config *c) {
                        .rows = spec_rows(s) / units,
                        .cols = spec_cols(s),
                        .aspect = sqrt(fmax(1, rows / cols)),
-                       .compute = TYPE_F32};
+                       .compute = (ElemType)c->optim.muon_compute};
 }
 
 static size_t small_side(const MuonGroup *g) {
@@ -22,6 +22,53 @@ static size_t small_side(const MuonGroup *g) {
 size_t muon_scratch(const MuonGroup *g) {
     size_t count = (size_t)g->n * (size_t)g->units, small = small_side(g);
     return count * (2 * small * small + (size_t)g->rows * (size_t)g->cols);
+}
+
+static bool is_muon(const TensorSpec *s, const Config *c) {
+    return c->optim.group[s->kind].optimizer == OPTIM_MUON;
+}
+
+// One learning rate and one aspect belong to a batch.
+static bool go_together(const TensorSpec *a, const TensorSpec *b, const Config *c) {
+    MuonGroup x = muon_group(a, c), y = muon_group(b, c);
+    return a->kind == b->kind && x.units == y.units && x.rows == y.rows && x.cols == y.cols &&
+           x.aspect == y.aspect;
+}
+
+static void add_batches(MuonBatches *out, int first, int count, MuonGroup g, const Ops *ops) {
+    size_t outputs = (size_t)g.units * small_side(&g) * small_side(&g);
+    size_t most = ceil_div(ops->busy_outputs, outputs), parts = ceil_div((size_t)count, most);
+    g.n = (int)ceil_div((size_t)count, parts);
+    for (int at = 0; at < count; at += g.n)
+        out->batch[out->n++] = (MuonBatch){first + at, min_int(g.n, count - at)};
+    size_t size = (size_t)g.units * (size_t)g.rows * (size_t)g.cols;
+    size_t need = (size_t)g.n * size + muon_scratch(&g);
+    if (need > out->elements) out->elements = need;
+}
+
+void muon_batches(MuonBatches *out, const TensorTable *t, const Config *c, const Ops *ops) {
+    *out = (MuonBatches){.order = mem_alloc((size_t)t->n, sizeof(int)),
+                         .batch = mem_alloc((size_t)t->n, sizeof(MuonBatch))};
+    bool *taken = mem_alloc((size_t)t->n, sizeof(bool));
+    int n = 0;
+    for (int i = 0; i < t->n; i++) {
+        const TensorSpec *s = &t->tensor[i].spec;
+        if (taken[i] || !is_muon(s, c)) continue;
+        int first = n;
+        for (int j = i; j < t->n; j++) {
+            const TensorSpec *other = &t->tensor[j].spec;
+            if (taken[j] || !is_muon(other, c) || !go_together(s, other, c)) continue;
+            taken[j] = true;
+            out->order[n++] = j;
+        }
+        add_batches(out, first, n - first, muon_group(s, c), ops);
+    }
+    mem_free(taken);
+}
+
+void muon_batches_free(MuonBatches *b) {
+    mem_free(b->order);
+    mem_free(b->batch);
 }
 
 void muon_orthogonalize(const Ops *ops, float *x, float *scratch, const MuonGroup *g, int steps) {

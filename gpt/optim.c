@@ -2,14 +2,11 @@
 #include "gpt/optim.h"
 
 #include "gpt/muon.h"
+#include "gpt/rng.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum {
-    MUON_BATCH_ELEMENTS = 8 << 20
-};  // tensors of one shape are updated together up to this size
 
 typedef struct StateTensor {
     char name[TENSOR_NAME_MAX + 16];
@@ -24,6 +21,7 @@ struct Optimizer {
     float **moment, **second, **master;  // per tensor; NULL where the tensor has none
     StateTensor *state;
     int n_state;
+    MuonBatches muon;
     float *scratch;  // Muon: updates and Newton-Schulz work
 };
 
@@ -35,50 +33,26 @@ static bool is_muon(const Config *c, const TensorSpec *s) {
     return group_of(c, s)->optimizer == OPTIM_MUON;
 }
 
-static bool has_master(const Ops *ops, const TensorSpec *s) {
-    return s->type == TYPE_FX && ops->elem_size != sizeof(float);
+static bool has_master(const Config *c, const Ops *ops, const TensorSpec *s) {
+    return s->type == TYPE_FX && ops->elem_size != sizeof(float) && c->optim.master == MASTER_F32;
 }
 
-// Tensors i, i + stride, ... of one row in successive layers that are updated together.
-static int muon_batch(const TensorTable *t, int i, int layer_rows, const TensorSpec *s) {
-    size_t most = MUON_BATCH_ELEMENTS / spec_stored(s);
-    int n = 1;
-    while ((size_t)n < most && i + n * layer_rows < t->n &&
-           t->tensor[i + n * layer_rows].layer == t->tensor[i].layer + n) {
-        n++;
-    }
-    return n;
+bool optim_check(const Config *c, const Ops *ops, Error *err) {
+    if (c->optim.master == MASTER_F32 || ops->elem_size != sizeof(float)) return true;
+    return error_set(err,
+                     "optim.master is none but the parameters on %s are fp32 and their own "
+                     "masters: leave it at fp32, or use --device cuda with train.compute=bf16",
+                     ops->name);
 }
 
-static int layer_row_count(const TensorTable *t) {
-    int n = 0;
-    for (int i = 0; i < t->n; i++)
-        n += t->tensor[i].layer == 0;
-    return n;
-}
-
-static size_t muon_work(const TensorTable *t, const Config *c) {
-    size_t most = 0;
-    int rows = layer_row_count(t);
-    for (int i = 0; i < t->n; i++) {
-        const TensorSpec *s = &t->tensor[i].spec;
-        if (!is_muon(c, s)) continue;
-        MuonGroup g = muon_group(s, c);
-        g.n = t->tensor[i].layer < 0 ? 1 : muon_batch(t, i, rows, s);
-        size_t need = (size_t)g.n * spec_stored(s) + muon_scratch(&g);
-        if (need > most) most = need;
-    }
-    return most;
-}
-
-// Counts the arena, or places the tensors in it.
+// Counts the arena, or places the tensors in it; work: elements of Muon's scratch.
 static size_t layout(Optimizer *o, const TensorTable *t, const Config *c, const Ops *ops,
-                     char *base) {
+                     size_t work, char *base) {
     static const char *const prefix[] = {"adamw.m.", "adamw.v.", "muon.momentum.", "master."};
     size_t used = 0;
     for (int i = 0; i < t->n; i++) {
         const TensorSpec *s = &t->tensor[i].spec;
-        bool muon = is_muon(c, s), want[4] = {!muon, !muon, muon, has_master(ops, s)};
+        bool muon = is_muon(c, s), want[4] = {!muon, !muon, muon, has_master(c, ops, s)};
         for (int k = 0; k < 4; k++) {
             if (!want[k]) continue;
             size_t bytes = round_up(spec_stored(s) * sizeof(float), 256);
@@ -93,13 +67,16 @@ static size_t layout(Optimizer *o, const TensorTable *t, const Config *c, const 
         }
     }
     if (base) o->scratch = (float *)(base + used);
-    return used + muon_work(t, c) * sizeof(float);
+    return used + work * sizeof(float);
 }
 
 size_t optim_bytes(const Config *c, const Ops *ops) {
     TensorTable t;
+    MuonBatches muon;
     model_params(&t, c, ops->elem_size);
-    size_t bytes = layout(NULL, &t, c, ops, NULL);
+    muon_batches(&muon, &t, c, ops);
+    size_t bytes = layout(NULL, &t, c, ops, muon.elements, NULL);
+    muon_batches_free(&muon);
     tensor_table_free(&t);
     return bytes;
 }
@@ -112,9 +89,10 @@ Optimizer *optim_create(Model *m) {
     o->second = mem_alloc(n, sizeof(float *));
     o->master = mem_alloc(n, sizeof(float *));
     o->state = mem_alloc(3 * n, sizeof(StateTensor));
-    o->bytes = layout(o, &m->params, &m->cfg, m->ops, NULL);
+    muon_batches(&o->muon, &m->params, &m->cfg, m->ops);
+    o->bytes = layout(o, &m->params, &m->cfg, m->ops, o->muon.elements, NULL);
     o->arena = m->ops->alloc(o->bytes);
-    layout(o, &m->params, &m->cfg, m->ops, o->arena);
+    layout(o, &m->params, &m->cfg, m->ops, o->muon.elements, o->arena);
     for (int i = 0; i < m->params.n; i++) {
         if (!o->master[i]) continue;
         float *values = mem_alloc(spec_logical(&m->params.tensor[i].spec), sizeof(float));
@@ -128,6 +106,7 @@ Optimizer *optim_create(Model *m) {
 void optim_free(Optimizer *o) {
     if (!o) return;
     o->m->ops->free(o->arena);
+    muon_batches_free(&o->muon);
     mem_free(o->moment);
     mem_free(o->second);
     mem_free(o->master);
@@ -143,6 +122,11 @@ static double width_scale(const Config *c) {
     return c->optim.lr_width_scale ? pow(c->model.n_embd / 768.0, -0.5) : 1;
 }
 
+// Of a tensor's rounding in this step, when it has no master.
+static uint64_t round_key(const Model *m, int i, int64_t step) {
+    return rng_u64(rng_key((uint64_t)m->cfg.train.seed, m->params.tensor[i].name), (uint64_t)step);
+}
+
 static void adamw_tensor(Optimizer *o, int i, int64_t step, double lr_factor) {
     Model *m = o->m;
     const TensorSpec *s = &m->params.tensor[i].spec;
@@ -154,33 +138,33 @@ static void adamw_tensor(Optimizer *o, int i, int64_t step, double lr_factor) {
                    .eps = (float)g->eps,
                    .decay = (float)g->decay,
                    .correction1 = (float)(1 - pow(g->beta1, (double)(step + 1))),
-                   .correction2 = (float)(1 - pow(g->beta2, (double)(step + 1)))};
+                   .correction2 = (float)(1 - pow(g->beta2, (double)(step + 1))),
+                   .round_key = round_key(m, i, step)};
     m->ops->adamw(param_at(m, i), o->master[i], o->moment[i], o->second[i],
                   m->grad_arena + m->params.tensor[i].offset, spec_stored(s), &a, m->state);
 }
 
-// The same row of n successive layers.
-static void muon_tensors(Optimizer *o, int first, int n, double lr_factor) {
+static void muon_batch(Optimizer *o, MuonBatch b, int64_t step, double lr_factor) {
     Model *m = o->m;
     const Config *c = &m->cfg;
-    const TensorSpec *s = &m->params.tensor[first].spec;
+    const int *tensor = o->muon.order + b.first;
+    const TensorSpec *s = &m->params.tensor[tensor[0]].spec;
     const OptimGroup *og = group_of(c, s);
-    size_t size = spec_stored(s);
+    size_t size = spec_stored(s), all = (size_t)b.n * size;
     MuonGroup g = muon_group(s, c);
-    g.n = n;
-    for (int k = 0; k < n; k++) {
-        int i = first + k * m->layer_rows;
-        m->ops->muon_momentum(o->scratch + (size_t)k * size, o->moment[i],
-                              m->grad_arena + m->params.tensor[i].offset, size,
+    g.n = b.n;
+    for (int k = 0; k < b.n; k++) {
+        m->ops->muon_momentum(o->scratch + (size_t)k * size, o->moment[tensor[k]],
+                              m->grad_arena + m->params.tensor[tensor[k]].offset, size,
                               (float)c->optim.muon_momentum, c->optim.muon_nesterov, m->state);
     }
-    muon_orthogonalize(m->ops, o->scratch, o->scratch + (size_t)n * size, &g, c->optim.muon_steps);
+    muon_orthogonalize(m->ops, o->scratch, o->scratch + all, &g, c->optim.muon_steps);
     double lr = og->lr * lr_factor;
-    m->ops->scale_copy(o->scratch, o->scratch, (size_t)n * size, (float)g.aspect);
-    for (int k = 0; k < n; k++) {
-        int i = first + k * m->layer_rows;
+    m->ops->scale_copy(o->scratch, o->scratch, all, (float)g.aspect);
+    for (int k = 0; k < b.n; k++) {
+        int i = tensor[k];
         m->ops->muon_apply(param_at(m, i), o->master[i], s->type, o->scratch + (size_t)k * size,
-                           size, (float)lr, (float)og->decay, m->state);
+                           size, (float)lr, (float)og->decay, round_key(m, i, step), m->state);
     }
 }
 
@@ -193,20 +177,10 @@ void optim_step(Optimizer *o, int64_t step, double lr_factor, StepState *out) {
     }
     m->ops->grad_finish(m->state, (float)m->cfg.optim.grad_clip);
     for (int i = 0; i < t->n; i++) {
-        const TensorSpec *s = &t->tensor[i].spec;
-        if (!is_muon(&m->cfg, s)) {
-            adamw_tensor(o, i, step, lr_factor);
-            continue;
-        }
-        // A batch starts in the layer where the previous one ended.
-        int layer = t->tensor[i].layer, n = 1;
-        if (layer >= 0) {
-            int row0 = i - layer * m->layer_rows, most = muon_batch(t, row0, m->layer_rows, s);
-            if (layer % most) continue;
-            n = min_int(most, m->L - layer);
-        }
-        muon_tensors(o, i, n, lr_factor);
+        if (!is_muon(&m->cfg, &t->tensor[i].spec)) adamw_tensor(o, i, step, lr_factor);
     }
+    for (int i = 0; i < o->muon.n; i++)
+        muon_batch(o, o->muon.batch[i], step, lr_factor);
     model_prepare(m);
     m->ops->download_bytes(out, m->state, sizeof *out);
 }

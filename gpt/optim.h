@@ -6,8 +6,10 @@
 
 typedef struct Optimizer Optimizer;
 
-// State at zero; holds fp32 masters too where the device's parameters are not fp32. The model must
-// outlive it. Free with optim_free.
+// Whether the device can do what optim.master asks for; false with a sentence.
+bool optim_check(const Config *c, const Ops *ops, Error *err);
+// State at zero; holds fp32 masters too where the device's parameters are not fp32 and optim.master
+// wants them. The model must outlive it. Free with optim_free.
 Optimizer *optim_create(Model *m);
 void optim_free(Optimizer *o);
 size_t optim_bytes(const Config *c, const Ops *ops);

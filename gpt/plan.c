@@ -119,6 +119,7 @@ static void count_cache(Plan *p, const Ops *ops) {
 bool plan_compute(Plan *out, const Config *c, const Ops *ops, int ranks, double tokens_per_second,
                   Error *err) {
     *out = (Plan){.cfg = *c, .device = ops->name, .ranks = ranks};
+    if (!optim_check(c, ops, err)) return false;
     int64_t sequences = c->batch.tokens / c->model.seq_len;
     out->micro_batch = config_micro_batch(c, ranks);
     if (!out->micro_batch || sequences % ((int64_t)ranks * out->micro_batch))

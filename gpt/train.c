@@ -149,6 +149,7 @@ static bool measure(Trainer *t, Error *err) {
 static bool open_all(Trainer *t, RunStart start, Error *err) {
     const Config *c = &t->cfg;
     program_threads(c->train.threads);
+    if (!optim_check(c, t->ops, err)) return false;
     if (!rundir_open(&t->run, c->checkpoint.dir, c, start, err)) return false;
     if (t->run.notes.n) warn("%s", t->run.notes.text);
     if (!open_tokenizer(t, err) || !open_loaders(t, err)) return false;

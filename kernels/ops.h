@@ -146,6 +146,7 @@ typedef struct AdamWArgs {
     ElemType type;  // of param: TYPE_FX or TYPE_F32
     float lr, beta1, beta2, eps, decay;
     float correction1, correction2;  // 1 - beta^t
+    uint64_t round_key;              // see Ops.adamw
 } AdamWArgs;
 
 typedef struct Peaks {
@@ -154,9 +155,10 @@ typedef struct Peaks {
 } Peaks;
 
 typedef struct Ops {
-    const char *name;  // "cpu", "cuda"
-    const char *isa;   // instruction set in use: "avx2", "sm_90", ...
-    size_t elem_size;  // bytes of one floatX
+    const char *name;     // "cpu", "cuda"
+    const char *isa;      // instruction set in use: "avx2", "sm_90", ...
+    size_t elem_size;     // bytes of one floatX
+    size_t busy_outputs;  // outputs of one product that keep the whole device busy
 
     // --- memory. alloc gives cleared memory and dies when there is none.
     void *(*alloc)(size_t bytes);
@@ -272,8 +274,11 @@ typedef struct Ops {
     // grad_norm, clip = min(1, max_norm / norm) (max_norm 0: 1), skip when loss or norm is not
     // finite
     void (*grad_finish)(StepState *state, float max_norm);
-    // param (n) of a->type; master (n) fp32 or NULL when param itself is the fp32 master
-    // (Loshchilov and Hutter 2019: decay is lr*decay*param, outside the moments)
+    // param (n) of a->type; master (n) fp32 or NULL when param itself is the master
+    // (Loshchilov and Hutter 2019: decay is lr*decay*param, outside the moments). A bf16 param
+    // without a master is rounded to one of its two neighbours at random, so that it is right on
+    // average (Zamirai et al. 2021): the 16 bits below the last one of x grow by quarter i % 4 of
+    // rng_u64(round_key, i / 4), lowest first, and are cut off.
     void (*adamw)(void *param, float *master, float *m, float *v, const float *g, size_t n,
                   const AdamWArgs *a, const StepState *state);
     // momentum = mu*momentum + (1-mu)*clip*g; out = nesterov ? (1-mu)*clip*g + mu*momentum :
@@ -284,9 +289,9 @@ typedef struct Ops {
     void (*muon_normalize)(float *x, size_t n, int batch, size_t stride, float eps);
     void (*scale_copy)(float *out, const float *x, size_t n, float factor);  // out may be x
     void (*axpy)(float *y, const float *x, size_t n, float alpha);           // y += alpha x
-    // param -= lr*decay*param + lr*update, unless skip
+    // param -= lr*decay*param + lr*update, unless skip; rounded like adamw's
     void (*muon_apply)(void *param, float *master, ElemType type, const float *update, size_t n,
-                       float lr, float decay, const StepState *state);
+                       float lr, float decay, uint64_t round_key, const StepState *state);
 } Ops;
 
 // The CPU table of the fastest instruction set this processor has; TRAIN_GPT_ISA=base|avx2|avx512|

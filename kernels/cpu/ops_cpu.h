@@ -103,7 +103,7 @@ void muon_normalize_cpu(float *x, size_t n, int batch, size_t stride, float eps)
 void scale_copy_cpu(float *out, const float *x, size_t n, float factor);
 void axpy_cpu(float *y, const float *x, size_t n, float alpha);
 void muon_apply_cpu(void *param, float *master, ElemType type, const float *update, size_t n,
-                    float lr, float decay, const StepState *state);
+                    float lr, float decay, uint64_t round_key, const StepState *state);
 
 // The table that holds all of these.
 #define ops_cpu_table ISA_FN(ops_cpu_table)

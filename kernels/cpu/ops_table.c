@@ -18,6 +18,7 @@ static const Ops table = {
     .name = "cpu",
     .isa = ISA_TEXT(ISA),
     .elem_size = sizeof(float),
+    .busy_outputs = (size_t)1 << 20,
     .alloc = alloc_cpu,
     .free = free_cpu,
     .zero = zero_cpu,

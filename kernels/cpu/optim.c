@@ -109,7 +109,8 @@ static void apply_span(float *restrict p, const float *restrict update, size_t n
 }
 
 void muon_apply_cpu(void *param, float *master, ElemType type, const float *update, size_t n,
-                    float lr, float decay, const StepState *state) {
+                    float lr, float decay, uint64_t round_key, const StepState *state) {
+    (void)round_key;  // parameters are fp32
     if (state->skip) return;
     float *copy = as_f32(param, type), *p = master ? master : copy;
 #pragma omp parallel for schedule(static) if (n > SERIAL_ELEMENTS)

@@ -24,10 +24,12 @@ static const size_t WORKSPACE_BYTES = (size_t)32 << 20;
 struct PlanKey {
     GemmOp g;  // types are TYPE_F32 or TYPE_BF16; alpha and beta are not part of the plan
     unsigned align_a, align_b, align_c;
+    bool biased;  // adds a vector of c's type, 256-byte aligned, to every row
 };
 struct Plan {
     PlanKey key;
     bool used;
+    bool exists;  // false: the library has no algorithm for it
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -86,7 +88,7 @@ static cublasLtMatrixLayout_t layout(ElemType type, int rows, int cols, size_t l
     return l;
 }
 
-static void choose(const Blas *blas, Plan *p) {
+static bool choose(const Blas *blas, Plan *p) {
     const PlanKey *k = &p->key;
     cublasLtMatmulPreference_t pref;
     size_t bytes = WORKSPACE_BYTES;
@@ -104,14 +106,19 @@ static void choose(const Blas *blas, Plan *p) {
         pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &k->align_c, sizeof(uint32_t)));
     BLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(
         pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &k->align_c, sizeof(uint32_t)));
-    cublasLtMatmulHeuristicResult_t result;
+    cublasLtMatmulHeuristicResult_t result = {};
     int found = 0;
     cublasLtMatmulAlgoGetHeuristic(blas->handle, p->desc, p->b, p->a, p->c, p->c, pref, 1, &result,
                                    &found);
-    if (!found)
-        die("cuBLASLt has no algorithm for a product of %d x %d x %d", k->g.M, k->g.N, k->g.K);
     p->algo = result.algo;
     BLAS_CHECK(cublasLtMatmulPreferenceDestroy(pref));
+    return found > 0;
+}
+
+// The address goes with each call; when the algorithm is chosen it only shows the alignment.
+static void set_bias(cublasLtMatmulDesc_t desc, const void *bias) {
+    BLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                              sizeof bias));
 }
 
 static void make_plan(const Blas *blas, Plan *p) {
@@ -130,7 +137,13 @@ static void make_plan(const Blas *blas, Plan *p) {
     p->b =
         layout(g->b_type, g->tb ? g->N : g->K, g->tb ? g->K : g->N, g->ldb, g->batch, g->stride_b);
     p->c = layout(g->c_type, g->M, g->N, g->ldc, g->batch, g->stride_c);
-    choose(blas, p);
+    if (p->key.biased) {
+        uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+        BLAS_CHECK(cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                                  sizeof epilogue));
+        set_bias(p->desc, blas->workspace);
+    }
+    p->exists = choose(blas, p);
     p->used = true;
 }
 
@@ -163,8 +176,9 @@ static unsigned alignment(const void *p, size_t ld, size_t stride, int batch, El
     return (unsigned)(all & ~(all - 1));
 }
 
-// Types are TYPE_F32 or TYPE_BF16; those of a and b are equal.
-static void product(void *c, const void *a, const void *b, const GemmOp *g) {
+// Types are TYPE_F32 or TYPE_BF16; those of a and b are equal. bias (N) of c's type, aligned to
+// MAX_ALIGN bytes, or NULL. False when the library can't add the bias; nothing is done then.
+static bool product(void *c, const void *a, const void *b, const void *bias, const GemmOp *g) {
     PlanKey key;
     memset(&key, 0, sizeof key);  // padding too: keys are compared as bytes
     key.g.M = g->M, key.g.N = g->N, key.g.K = g->K, key.g.batch = g->batch;
@@ -176,10 +190,16 @@ static void product(void *c, const void *a, const void *b, const GemmOp *g) {
     key.align_a = alignment(a, g->lda, g->stride_a, g->batch, g->a_type);
     key.align_b = alignment(b, g->ldb, g->stride_b, g->batch, g->b_type);
     key.align_c = alignment(c, g->ldc, g->stride_c, g->batch, g->c_type);
+    key.biased = bias != nullptr;
     Blas *blas = cuda_device()->blas;
     const Plan *p = find_plan(blas, &key);
+    if (!p->exists && bias) return false;
+    if (!p->exists)
+        die("cuBLASLt has no algorithm for a product of %d x %d x %d", g->M, g->N, g->K);
+    if (bias) set_bias(p->desc, bias);
     BLAS_CHECK(cublasLtMatmul(blas->handle, p->desc, &g->alpha, b, p->b, a, p->a, &g->beta, c, p->c,
                               c, p->c, &p->algo, blas->workspace, WORKSPACE_BYTES, cuda_stream()));
+    return true;
 }
 
 // Elements between the first and the last of all matrices of an operand.
@@ -207,7 +227,24 @@ static void gemm_cuda(void *c, const void *a, const void *b, const GemmOp *op) {
             b = wide;
         g.a_type = g.b_type = TYPE_F32;
     }
-    product(c, a, b, &g);
+    product(c, a, b, nullptr, &g);
+}
+
+// The library adds a vector of the output's type and width: the bias is brought to that in scratch,
+// which is OC elements of work instead of a pass over the output.
+static void to_type(float *out, const float *bias, size_t n) {
+    CUDA_CHECK(
+        cudaMemcpyAsync(out, bias, n * sizeof(float), cudaMemcpyDeviceToDevice, cuda_stream()));
+}
+static void to_type(bf16 *out, const float *bias, size_t n) {
+    convert(out, bias, n);
+}
+template <typename T> static const T *widen_bias(const float *bias, int n_bias, int OC) {
+    size_t n = (size_t)n_bias, rest = (size_t)OC - n;
+    T *out = static_cast<T *>(cuda_scratch((size_t)OC * sizeof(T)));
+    to_type(out, bias, n);
+    if (rest) CUDA_CHECK(cudaMemsetAsync(out + n, 0, rest * sizeof(T), cuda_stream()));
+    return out;
 }
 
 template <typename T>
@@ -216,9 +253,11 @@ static void matmul_cuda(floatX *out, size_t ld_out, const floatX *inp, size_t ld
     GemmOp g = {};
     g.M = (int)N, g.N = w->OC, g.K = w->IC, g.batch = 1, g.tb = true;
     g.lda = ld_inp, g.ldb = (size_t)w->IC, g.ldc = ld_out, g.alpha = 1.0f;
-    g.a_type = g.b_type = g.c_type = TYPE_FX, g.compute = TYPE_F32;
-    gemm_cuda<T>(out, inp, w->data, &g);
-    if (bias && n_bias > 0) bias_add(reinterpret_cast<T *>(out), ld_out, bias, N, n_bias);
+    g.a_type = g.b_type = g.c_type = sizeof(T) == 2 ? TYPE_BF16 : TYPE_F32, g.compute = TYPE_F32;
+    bool biased = bias && n_bias > 0;
+    if (biased && product(out, inp, w->data, widen_bias<T>(bias, n_bias, w->OC), &g)) return;
+    product(out, inp, w->data, nullptr, &g);
+    if (biased) bias_add(reinterpret_cast<T *>(out), ld_out, bias, N, n_bias);
 }
 
 template <typename T>

@@ -9,6 +9,8 @@ template <typename T> static Ops make_table() {
     o.name = "cuda";
     o.isa = cuda_device()->isa;
     o.elem_size = sizeof(T);
+    // Four waves of tiles, so that the last one costs little.
+    o.busy_outputs = (size_t)cuda_device()->n_sm * 4 * 128 * 128;
     memory_ops<T>(&o);
     norm_ops<T>(&o);
     rope_ops<T>(&o);

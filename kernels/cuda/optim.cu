@@ -10,8 +10,29 @@ enum { BLOCK = 256 };
 // What an optimizer updates: the values that a model computes with, in P, and their fp32 master.
 template <typename P> struct Param {
     P *p;
-    float *master;  // NULL: p is its own master
+    float *master;       // NULL: p is its own master
+    uint64_t round_key;  // for a bf16 p that is its own master: see Ops.adamw
 };
+
+// rng_u64 of gpt/rng.h.
+__device__ __forceinline__ uint64_t random_bits(uint64_t key, uint64_t index) {
+    uint64_t x = key + (index + 1) * 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+// x[0..W), elements i and following, to bf16 values. Infinities and NaN stay what they are.
+template <int W> __device__ __forceinline__ void round_at_random(float *x, uint64_t key, size_t i) {
+    uint64_t bits = random_bits(key, i / 4) >> 16 * (i % 4);
+#pragma unroll
+    for (int j = 0; j < W; j++) {
+        unsigned u = __float_as_uint(x[j]);
+        bool finite = (u & 0x7F800000u) != 0x7F800000u;
+        u += (unsigned)(bits >> 16 * j) & 0xFFFFu;
+        if (finite) x[j] = __uint_as_float(u & 0xFFFF0000u);
+    }
+}
 
 template <int W, typename P>
 __device__ __forceinline__ void load_param(float *x, Param<P> p, size_t i) {
@@ -21,8 +42,11 @@ __device__ __forceinline__ void load_param(float *x, Param<P> p, size_t i) {
         load_vec<W>(x, p.p + i);
 }
 template <int W, typename P>
-__device__ __forceinline__ void store_param(Param<P> p, size_t i, const float *x) {
-    if (p.master) store_vec<W>(p.master + i, x);
+__device__ __forceinline__ void store_param(Param<P> p, size_t i, float *x) {
+    if (p.master)
+        store_vec<W>(p.master + i, x);
+    else if (sizeof(P) == 2)
+        round_at_random<W>(x, p.round_key, i);
     store_vec<W>(p.p + i, x);
 }
 
@@ -162,9 +186,9 @@ template <typename T>
 static void adamw_cuda(void *param, float *master, float *m, float *v, const float *g, size_t n,
                        const AdamWArgs *a, const StepState *state) {
     if (a->type == TYPE_FX)
-        launch_adamw(Param<T>{(T *)param, master}, m, v, g, n, a, state);
+        launch_adamw(Param<T>{(T *)param, master, a->round_key}, m, v, g, n, a, state);
     else
-        launch_adamw(Param<float>{(float *)param, master}, m, v, g, n, a, state);
+        launch_adamw(Param<float>{(float *)param, master, 0}, m, v, g, n, a, state);
 }
 
 static void muon_momentum_cuda(float *out, float *momentum, const float *g, size_t n, float mu,
@@ -210,11 +234,12 @@ static void launch_apply(Param<P> p, const float *update, size_t n, float lr, fl
 
 template <typename T>
 static void muon_apply_cuda(void *param, float *master, ElemType type, const float *update,
-                            size_t n, float lr, float decay, const StepState *state) {
+                            size_t n, float lr, float decay, uint64_t round_key,
+                            const StepState *state) {
     if (type == TYPE_FX)
-        launch_apply(Param<T>{(T *)param, master}, update, n, lr, decay, state);
+        launch_apply(Param<T>{(T *)param, master, round_key}, update, n, lr, decay, state);
     else
-        launch_apply(Param<float>{(float *)param, master}, update, n, lr, decay, state);
+        launch_apply(Param<float>{(float *)param, master, 0}, update, n, lr, decay, state);
 }
 
 template <typename T> void optim_ops(Ops *o) {

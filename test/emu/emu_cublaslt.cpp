@@ -7,6 +7,8 @@
 struct EmuDesc {
     cublasComputeType_t compute;
     cublasOperation_t op[2];  // of A, B
+    uint32_t epilogue;
+    const void *bias;  // of D's type, one for each of its rows
 };
 struct EmuLayout {
     cudaDataType_t type;
@@ -129,12 +131,17 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t) {
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t c,
                                         cudaDataType_t) {
-    *d = new EmuDesc{c, {CUBLAS_OP_N, CUBLAS_OP_N}};
+    *d = new EmuDesc{c, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, EmuDescAttribute a,
                                               const void *v, size_t) {
-    memcpy(&d->op[a == CUBLASLT_MATMUL_DESC_TRANSB], v, sizeof d->op[0]);
+    if (a == CUBLASLT_MATMUL_DESC_EPILOGUE)
+        memcpy(&d->epilogue, v, sizeof d->epilogue);
+    else if (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER)
+        memcpy(&d->bias, v, sizeof d->bias);
+    else
+        memcpy(&d->op[a == CUBLASLT_MATMUL_DESC_TRANSB], v, sizeof d->op[0]);
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
@@ -177,7 +184,7 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
 }
 
 // The algorithm remembers what it was promised.
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t p, int wanted,
@@ -186,6 +193,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     *found = 0;
     if (a->type != b->type || c->type != d->type || wanted < 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (a->type == CUDA_R_32F && d->type == CUDA_R_16BF) return CUBLAS_STATUS_NOT_SUPPORTED;
+    // Whatever the library can do: callers must be ready for epilogues that it can't.
+    if (desc->epilogue == CUBLASLT_EPILOGUE_BIAS && (!desc->bias || d->rows % 8))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     results[0] = {};
     for (int i = 0; i < 4; i++)
         results[0].algo.data[i] = p->alignment[i];
@@ -210,12 +220,24 @@ struct Matmul {
 
 void store_column(const Matmul &x, const double *sum, const char *pc, char *pd) {
     size_t e = bytes_of(x.d.type);
+    bool biased = x.desc.epilogue == CUBLASLT_EPILOGUE_BIAS;
+    const char *bias = biased ? static_cast<const char *>(x.desc.bias) : nullptr;
     for (size_t r = 0; r < x.d.rows; r++) {
         float y = x.alpha * (float)sum[r];
         if (x.beta != 0.0f) y += x.beta * load(pc + r * e, x.c.type);
+        if (bias) y += load(bias + r * e, x.d.type);
         store(pd + r * e, x.d.type, y);
     }
     if (emu_checking) emu_mark_init(pd, x.d.rows * e);
+}
+
+void check_bias(const Matmul &x) {
+    size_t n = x.d.rows * bytes_of(x.d.type);
+    if (!emu_allocated(x.desc.bias, n)) {
+        emu_fail("cublasLtMatmul: the bias needs %zu bytes at %s", n, emu_describe(x.desc.bias));
+    } else if (emu_checking && !emu_is_init(x.desc.bias, n)) {
+        emu_fail("cublasLtMatmul: the bias at %s was never written", emu_describe(x.desc.bias));
+    }
 }
 
 void multiply(const Matmul &x, int batch) {
@@ -228,6 +250,7 @@ void multiply(const Matmul &x, int batch) {
     size_t k = x.desc.op[0] == CUBLAS_OP_T ? x.a.rows : x.a.cols;
     size_t kb = x.desc.op[1] == CUBLAS_OP_T ? x.b.cols : x.b.rows;
     if (k != kb) emu_fail("cublasLtMatmul: inner sizes %zu and %zu", k, kb);
+    if (x.desc.epilogue == CUBLASLT_EPILOGUE_BIAS) check_bias(x);
     if (emu.failed) return;
     std::vector<float> fa = gather(pa, &x.a, x.desc.op[0], round),
                        fb = gather(pb, &x.b, x.desc.op[1], round);

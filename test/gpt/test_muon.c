@@ -312,7 +312,28 @@ static void layers_are_updated_as_if_alone(TestCtx *t) {
     }
 }
 
-TEST_MAIN({"singular_values_come_near_one", singular_values_come_near_one},
+static void products_may_be_bf16(TestCtx *t) {
+    Config c;
+    tiny_config(&c, NULL, "optim.muon_compute=bf16");
+    TensorTable table;
+    model_params(&table, &c, sizeof(float));
+    MuonGroup g = muon_group(&table.tensor[tensor_find(&table, "h.0.mlp.c_fc")].spec, &c);
+    CHECK(t, g.compute == TYPE_BF16);
+    MuonGroup half = group(1, 1, 12, 31), full = half;
+    half.compute = TYPE_BF16;
+    float *x = floats_noise(12 * 31, 3, 1), *y = floats_new(12 * 31);
+    memcpy(y, x, 12 * 31 * sizeof(float));
+    orthogonalize(t, x, &half);
+    orthogonalize(t, y, &full);
+    CHECK_CLOSE(t, x, y, .what = "bf16", .n = 12 * 31, .rel_tol = 5e-2);
+    CHECK(t, memcmp(x, y, 12 * 31 * sizeof(float)) != 0);
+    floats_free(t, x);
+    floats_free(t, y);
+    tensor_table_free(&table);
+}
+
+TEST_MAIN({"products_may_be_bf16", products_may_be_bf16},
+          {"singular_values_come_near_one", singular_values_come_near_one},
           {"tall_is_wide_transposed", tall_is_wide_transposed},
           {"the_scale_of_the_gradient_does_not_matter", the_scale_of_the_gradient_does_not_matter},
           {"a_zero_gradient_gives_zero", a_zero_gradient_gives_zero},

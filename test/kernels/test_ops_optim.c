@@ -118,7 +118,7 @@ static void adam_free(TestCtx *t, Adam *a) {
 }
 
 static void check_adam(TestCtx *t, const Ops *ops, size_t n, bool master) {
-    AdamWArgs args = {TYPE_F32, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.271f, 0.142625f};
+    AdamWArgs args = {TYPE_F32, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.271f, 0.142625f, 0};
     StepState state = {.clip = 0.5f, .first_bad = -1};
     Adam a = adam_make(n), one = adam_make(n);
     double *p = doubles_of(a.p, n), *m = doubles_of(a.m, n), *v = doubles_of(a.v, n);
@@ -160,7 +160,7 @@ static void adamw_matches_the_reference_and_skips(TestCtx *t) {
 static void adamw_of_zero_gradients_only_decays(TestCtx *t) {
     const Ops *ops;
     FOR_EACH_SET(ops) {
-        AdamWArgs args = {TYPE_FX, 0.5f, 0.9f, 0.95f, 1e-10f, 0.5f, 0.1f, 0.05f};
+        AdamWArgs args = {TYPE_FX, 0.5f, 0.9f, 0.95f, 1e-10f, 0.5f, 0.1f, 0.05f, 0};
         StepState state = {.clip = 1};
         float p[3] = {1, -2, 4}, m[3] = {0}, v[3] = {0}, g[3] = {0};
         ops->adamw(p, NULL, m, v, g, 3, &args, &state);
@@ -246,14 +246,14 @@ static void muon_apply_matches_the_formula_and_skips(TestCtx *t) {
             double *d = doubles_of(p, *n);
             for (size_t i = 0; i < *n; i++)
                 d[i] -= (double)0.02f * ((double)0.1f * d[i] + (double)u[i]);
-            ops->muon_apply(copy, p, TYPE_FX, u, *n, 0.02f, 0.1f, &state);
+            ops->muon_apply(copy, p, TYPE_FX, u, *n, 0.02f, 0.1f, 0, &state);
             CHECK_CLOSE_F64(t, p, d, .what = "param", .n = *n, .rel_tol = 2e-7);
             CHECK_SAME_BITS(t, copy, p, *n * sizeof(float));
             state.skip = 1;
-            ops->muon_apply(p, NULL, TYPE_F32, u, *n, 0.02f, 0.1f, &state);
+            ops->muon_apply(p, NULL, TYPE_F32, u, *n, 0.02f, 0.1f, 0, &state);
             CHECK_SAME_BITS(t, copy, p, *n * sizeof(float));
             state.skip = 0;
-            ops->muon_apply(p, NULL, TYPE_F32, u, *n, 0.02f, 0.1f, &state);
+            ops->muon_apply(p, NULL, TYPE_F32, u, *n, 0.02f, 0.1f, 0, &state);
             CHECK(t, memcmp(copy, p, *n * sizeof(float)) != 0);
             floats_free(t, p);
             floats_free(t, copy);

@@ -309,7 +309,7 @@ static void gemm_transposes_and_strides(TestCtx *t) {
 }
 
 static void optimizer_steps_match_hand_values(TestCtx *t) {
-    AdamWArgs a = {TYPE_F32, 0.5f, 0.5f, 0.75f, 0, 0.25f, 0.5f, 0.25f};
+    AdamWArgs a = {TYPE_F32, 0.5f, 0.5f, 0.75f, 0, 0.25f, 0.5f, 0.25f, 0};
     double p = 2, m = 0, v = 0;
     ref_adamw(&p, &m, &v, 4, 0.5, &a);
     // g 2, m 1, v 1; m/c1 2, sqrt(v/c2) 2; p = 2 - 0.5 (1 + 0.5)

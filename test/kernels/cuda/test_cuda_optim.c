@@ -22,7 +22,7 @@ enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
 // The parameter in the table's type or fp32, with and without a master of its own.
 static void check_adamw(TestCtx *t, const Ops *g, size_t n, ElemType type, bool with_master,
                         bool skip) {
-    AdamWArgs a = {type, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.271f, 0.142625f};
+    AdamWArgs a = {type, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.271f, 0.142625f, 0};
     AdamWArgs ca = a;
     ca.type = TYPE_F32;
     StepState state = {.clip = 0.5f, .skip = skip, .first_bad = -1};
@@ -38,7 +38,8 @@ static void check_adamw(TestCtx *t, const Ops *g, size_t n, ElemType type, bool 
     g->adamw(p.gpu, master.gpu, m.gpu, v.gpu, grad.gpu, n, &a, gstate);
     TWIN_CHECK(t, g, m, twin_tol(g, TYPE_F32, 1), 0);
     TWIN_CHECK(t, g, v, twin_tol(g, TYPE_F32, 1), 0);
-    TWIN_CHECK(t, g, p, twin_tol(g, type, 1), 0);
+    // Without a master a bf16 value goes to either neighbour.
+    TWIN_CHECK(t, g, p, twin_tol(g, type, 1) * (with_master ? 1 : 2), 0);
     if (with_master) TWIN_CHECK(t, g, master, twin_tol(g, TYPE_F32, 1), 0);
     TWIN_FREE(t, g, &p, &m, &v, &grad, &master);
     g->free(gstate);
@@ -100,8 +101,8 @@ static void check_muon(TestCtx *t, const Ops *g, size_t n, bool nesterov, bool s
     g->muon_momentum(out.gpu, momentum.gpu, grad.gpu, n, 0.95f, nesterov, gstate);
     TWIN_CHECK(t, g, momentum, tol, 0);
     TWIN_CHECK(t, g, out, tol, 0);
-    o->muon_apply(p.cpu, master.cpu, TYPE_F32, out.cpu, n, 0.1f, 0.01f, &state);
-    g->muon_apply(p.gpu, master.gpu, TYPE_FX, out.gpu, n, 0.1f, 0.01f, gstate);
+    o->muon_apply(p.cpu, master.cpu, TYPE_F32, out.cpu, n, 0.1f, 0.01f, 0, &state);
+    g->muon_apply(p.gpu, master.gpu, TYPE_FX, out.gpu, n, 0.1f, 0.01f, 0, gstate);
     TWIN_CHECK(t, g, master, 2 * tol, 0);
     TWIN_CHECK(t, g, p, twin_tol(g, TYPE_FX, 1), 0);
     o->scale_copy(out.cpu, grad.cpu, n, -0.3f);

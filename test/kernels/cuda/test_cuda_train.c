@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "gpt/checkpoint.h"
+#include "gpt/plan.h"
 #include "test/kernels/cuda/twin.h"
 #include "test/tiny_run.h"
 
@@ -120,6 +121,62 @@ static void a_run_in_pieces_ends_as_a_run_in_one(TestCtx *t) {
     }
 }
 
+static const char no_masters[] = "optim.master=none train.compute=bf16";
+
+// Parameters in bf16 alone: the loss follows, resuming is exact, and the memory is what plan says.
+static void masters_can_be_left_out(TestCtx *t) {
+    set_threads(1);
+    for (int i = 0; i < 5; i += 2) {
+        const TinyVariant *v = &tiny_variants[i];
+        TinyRun *r = tiny_open();
+        Config c;
+        double want[STEPS], got[STEPS], norm;
+        tiny_run_config(r, &c, v->settings, run_settings);
+        run_to_end(t, r, &c, tiny_ops(), "cpu", want, &norm);
+        tiny_set(&c, no_masters);
+        run_to_end(t, r, &c, cuda_ops(TYPE_BF16), "none", got, &norm);
+        losses_follow(t, v->label, got, want, STEPS, 4e-2);
+        tiny_close(r);
+        check_pieces(t, v, TYPE_BF16, no_masters);
+    }
+}
+
+static void plan_counts_masters(TestCtx *t) {
+    Config c;
+    Plan with, without;
+    Error err;
+    size_t masters = 0;
+    const Ops *ops = cuda_ops(TYPE_BF16);
+    tiny_config(&c, tiny_variants[4].settings, NULL);
+    CHECK(t, plan_compute(&with, &c, ops, 1, 0, &err));
+    for (int i = 0; i < with.table.n; i++) {
+        const TensorSpec *s = &with.table.tensor[i].spec;
+        if (s->type == TYPE_FX) masters += round_up(spec_stored(s) * sizeof(float), 256);
+    }
+    tiny_set(&c, no_masters);
+    CHECK(t, plan_compute(&without, &c, ops, 1, 0, &err));
+    CHECK_MSG(t, masters && with.bytes.optimizer - without.bytes.optimizer == masters,
+              "%zu - %zu, not %zu", with.bytes.optimizer, without.bytes.optimizer, masters);
+    plan_free(&with);
+    plan_free(&without);
+}
+
+// fp32 parameters have no masters to leave out.
+static void leaving_out_masters_is_refused_elsewhere(TestCtx *t) {
+    TinyRun *r = tiny_open();
+    Config c;
+    Error err;
+    tiny_run_config(r, &c, NULL, "optim.master=none");
+    for (int cuda = 0; cuda < 2; cuda++) {
+        CHECK(t,
+              !tiny_train(r, &c, cuda ? cuda_ops(TYPE_F32) : tiny_ops(), RUN_RESUME, NULL, &err));
+        CHECK_ERROR(t, err, "optim.master is none but the parameters on");
+        Plan p;
+        CHECK(t, !plan_compute(&p, &c, tiny_ops(), 1, 0, &err));
+    }
+    tiny_close(r);
+}
+
 // Whatever a step needs from the host is enqueued; the one wait is for the step's result.
 static void micro_steps_do_not_wait(TestCtx *t) {
     FOR_EACH_TINY(v) {
@@ -150,6 +207,9 @@ static void micro_steps_do_not_wait(TestCtx *t) {
     }
 }
 
-TEST_MAIN({"micro_steps_do_not_wait", micro_steps_do_not_wait},
+TEST_MAIN({"masters_can_be_left_out", masters_can_be_left_out},
+          {"plan_counts_masters", plan_counts_masters},
+          {"leaving_out_masters_is_refused_elsewhere", leaving_out_masters_is_refused_elsewhere},
+          {"micro_steps_do_not_wait", micro_steps_do_not_wait},
           {"losses_follow_the_cpu", losses_follow_the_cpu}, {"runs_cross_over", runs_cross_over},
           {"a_run_in_pieces_ends_as_a_run_in_one", a_run_in_pieces_ends_as_a_run_in_one})
