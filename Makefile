@@ -18,7 +18,16 @@ CWARN = $(WARN) -Wstrict-prototypes -Wmissing-prototypes
 COMMON = -g $(OPT_$(MODE)) -I. -MMD -MP -fno-math-errno -fno-trapping-math
 OPENMP ?= -fopenmp
 CFLAGS_ALL = -std=c11 $(COMMON) $(CWARN) $(or $(OPENMP),-Wno-unknown-pragmas -Wno-unused-variable) $(CFLAGS)
-LIBS = -lcjson -lm $(OPENMP) $(LDFLAGS)
+LIBS = $(CJSON_LIB) -lm $(OPENMP) $(LDFLAGS)
+
+# --- cJSON: the system's, or a folder with cJSON.c and cJSON.h where there is none.
+ifdef CJSON_DIR
+    CJSON_OBJ = $(BUILD)/cjson/cJSON.o
+    COMMON += -I$(BUILD)/cjson/include
+$(shell mkdir -p $(BUILD)/cjson/include/cjson && cp $(CJSON_DIR)/cJSON.h $(BUILD)/cjson/include/cjson)
+else
+    CJSON_LIB = -lcjson
+endif
 
 # --- Instruction sets: each file of kernels/cpu is compiled once for each of these.
 ARCH := $(shell uname -m)
@@ -87,13 +96,16 @@ $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(BUILD)/libgpt.a
 
 # The CUDA program, for GPUs and on the emulator.
 $(BUILD)/train_gptcu: $(BUILD)/cuda/train_gpt.o $(CUDA_OBJ) $(BUILD)/libgpt.a
-	$(NVCC) -o $@ $^ -lcublasLt $(addprefix -Xcompiler ,$(OPENMP)) -lcjson -lm
+	$(NVCC) -o $@ $^ -lcublasLt $(addprefix -Xcompiler ,$(OPENMP)) $(CJSON_LIB) -lm
 $(BUILD)/train_gpt_emu: $(BUILD)/emu/train_gpt.o $(EMU_OBJ) $(BUILD)/libgpt.a
 	$(CXX) -o $@ $^ $(OPT_$(MODE)) $(LIBS)
 
-$(BUILD)/libgpt.a: $(LIB_OBJ) $(ISA_OBJ)
+$(BUILD)/libgpt.a: $(LIB_OBJ) $(ISA_OBJ) $(CJSON_OBJ)
 	@rm -f $@
 	$(AR) rcs $@ $^
+
+$(BUILD)/cjson/cJSON.o: $(CJSON_DIR)/cJSON.c
+	$(CC) -c -O2 -o $@ $<
 
 define ISA_RULE
 $(BUILD)/$(1)/%.o: %.c
@@ -176,7 +188,7 @@ $(BUILD)/cuda/%.o: %.cu
 	$(NVCC) -c -o $@ $< $(NVCC_FLAGS)
 $(BUILD)/cuda/test/kernels/%: $(BUILD)/test/kernels/%.o $(TWIN) $(CUDA_OBJ) $(TEST_LIB) $(BUILD)/libgpt.a
 	@mkdir -p $(@D)
-	$(NVCC) -o $@ $^ -lcublasLt $(addprefix -Xcompiler ,$(OPENMP)) -lcjson -lm
+	$(NVCC) -o $@ $^ -lcublasLt $(addprefix -Xcompiler ,$(OPENMP)) $(CJSON_LIB) -lm
 
 cuda: $(if $(filter 1,$(CUDA)),$(CUDA_OBJ)) ## compile the kernels with nvcc, where it is found
 

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-const char *const bench_section_name[N_BENCH_SECTIONS] = {"peaks", "gemm",    "step",
+const char *const bench_section_name[N_BENCH_SECTIONS] = {"peaks", "kernels", "gemm",  "step",
                                                           "muon",  "prefill", "decode"};
 
 // --- What the options mean
@@ -32,8 +32,8 @@ bool bench_parse_sections(const char *text, unsigned *sections, Error *err) {
             i++;
         if (i == N_BENCH_SECTIONS) {
             return error_set(err,
-                             "--only expects peaks, gemm, step, muon, prefill and decode with "
-                             "commas between them, found '%s'",
+                             "--only expects peaks, kernels, gemm, step, muon, prefill and decode "
+                             "with commas between them, found '%s'",
                              word);
         }
         found |= 1u << i;
@@ -195,6 +195,10 @@ static void shares(Bench *b, BenchSection section) {
     Peaks p = larger(b->peaks[b->n_peaks - 1], b->peaks[b->n_peaks - 2]);
     BenchTable *t = &b->table[section];
     switch (section) {
+    case BENCH_KERNELS:
+        share_of_flops(t, &p, KERNEL_SPEED, KERNEL_SPEED_SHARE, KERNEL_COMPUTE);
+        share_of_bytes(t, &p, KERNEL_BANDWIDTH, KERNEL_BANDWIDTH_SHARE);
+        break;
     case BENCH_GEMM:
         for (int i = 0; i < 3; i++)
             share_of_flops(t, &p, GEMM_SPEED + i, GEMM_SHARE + i, GEMM_COMPUTE);
@@ -219,6 +223,7 @@ typedef struct Section {
 } Section;
 
 static const Section section_list[] = {
+    {1u << BENCH_KERNELS, BENCH_KERNELS, bench_kernels, 20},
     {1u << BENCH_GEMM, BENCH_GEMM, bench_gemm, 15},
     {1u << BENCH_STEP, BENCH_STEP, bench_step, 60},
     {1u << BENCH_MUON, BENCH_MUON, bench_muon, 10},

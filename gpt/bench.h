@@ -72,6 +72,7 @@ bool bench_more(const BenchTimes *t, int repeat, double seconds);
 // --- Sections
 typedef enum BenchSection {
     BENCH_PEAKS,
+    BENCH_KERNELS,
     BENCH_GEMM,
     BENCH_STEP,
     BENCH_MUON,
@@ -129,6 +130,8 @@ void bench_print(Buf *out, const Bench *b);
 void bench_json(Buf *out, const Bench *b);
 
 // --- Parts
+// bench_kernels.c: every op of the table at the configs' sizes.
+bool bench_kernels(Bench *b, Error *err);
 // bench_gemm.c: products of the configs' shapes, each shape once.
 bool bench_gemm(Bench *b, Error *err);
 // bench_step.c: a training step of each config, AdamW on all tensors.
@@ -140,6 +143,19 @@ bool bench_infer(Bench *b, Error *err);
 
 // The tables of the sections.
 enum { PEAK_WHEN, PEAK_F32, PEAK_BF16, PEAK_READ };
+enum {
+    KERNEL_CONFIG,
+    KERNEL_COMPUTE,
+    KERNEL_OP,
+    KERNEL_SECONDS,
+    KERNEL_BANDWIDTH,
+    KERNEL_BANDWIDTH_SHARE,
+    KERNEL_SPEED,
+    KERNEL_SPEED_SHARE,
+    KERNEL_BYTES,
+    KERNEL_FLOPS,
+    KERNEL_REPETITIONS
+};
 enum {
     GEMM_CONFIG,
     GEMM_TENSOR,

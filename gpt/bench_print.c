@@ -16,6 +16,20 @@ static const BenchColumn peak_columns[] = {
     [PEAK_READ] = NUMBER("read_bytes", "read GB/s", 1e9, 1),
 };
 
+static const BenchColumn kernel_columns[] = {
+    [KERNEL_CONFIG] = TEXT("config", "config"),
+    [KERNEL_COMPUTE] = TEXT("compute", "type"),
+    [KERNEL_OP] = TEXT("op", "op"),
+    [KERNEL_SECONDS] = NUMBER("seconds", "us", 1e-6, 1),
+    [KERNEL_BANDWIDTH] = NUMBER("bytes_per_s", "GB/s", 1e9, 1),
+    [KERNEL_BANDWIDTH_SHARE] = NUMBER("share_of_read", "% of read", 0.01, 1),
+    [KERNEL_SPEED] = NUMBER("flops_per_s", "TFLOP/s", 1e12, 3),
+    [KERNEL_SPEED_SHARE] = NUMBER("share_of_peak", "% of peak", 0.01, 1),
+    [KERNEL_BYTES] = NUMBER("bytes", "MB", 1e6, 2),
+    [KERNEL_FLOPS] = NUMBER("flops", "GFLOP", 1e9, 3),
+    [KERNEL_REPETITIONS] = NUMBER("repetitions", "runs", 1, 0),
+};
+
 static const BenchColumn gemm_columns[] = {
     [GEMM_CONFIG] = TEXT("config", "config"),
     [GEMM_TENSOR] = TEXT("tensor", "tensor"),
@@ -106,6 +120,8 @@ static const struct {
 } table_list[N_BENCH_SECTIONS] = {
     [BENCH_PEAKS] = {peak_columns, sizeof peak_columns / sizeof(BenchColumn),
                      "peaks of this machine, all threads"},
+    [BENCH_KERNELS] = {kernel_columns, sizeof kernel_columns / sizeof(BenchColumn),
+                       "one call of each op; bytes: inputs read and outputs written once"},
     [BENCH_GEMM] = {gemm_columns, sizeof gemm_columns / sizeof(BenchColumn),
                     "products of a step: out x in weights; dX, dW: the gradients"},
     [BENCH_STEP] = {step_columns, sizeof step_columns / sizeof(BenchColumn),

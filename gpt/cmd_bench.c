@@ -4,13 +4,13 @@
 #include <string.h>
 
 typedef struct BenchCommand {
-    const char *only, *compute, *depths, *device;
+    const char *only, *compute, *depths, *device, *json_file;
     int64_t batch, tokens, prompt, decode, repeat;
     double seconds;
     bool json;
 } BenchCommand;
 
-enum { N_OPTIONS = 11 };
+enum { N_OPTIONS = 12 };
 
 static const char *const default_configs[] = {"configs/128m-mha.json", "configs/128m-gqa.json",
                                               "configs/128m-mqa.json", "configs/128m-mla.json",
@@ -29,7 +29,8 @@ static const BenchCommand defaults = {
 
 static void options(Option *out, BenchCommand *o) {
     const Option rows[N_OPTIONS] = {
-        {"--only", NULL, OPT_TEXT, &o->only, 0, 0, "LIST", "sections to measure"},
+        {"--only", NULL, OPT_TEXT, &o->only, 0, 0, "LIST",
+         "sections to measure; kernels, every op by itself, only when named"},
         {"--compute", NULL, OPT_TEXT, &o->compute, 0, 0, "LIST",
          "types in which products take their operands"},
         {"--batch", NULL, OPT_INT, &o->batch, 1, 1 << 20, "N", "sequences of a training step"},
@@ -45,6 +46,8 @@ static void options(Option *out, BenchCommand *o) {
          "for all measurements together, where one repetition of each takes no longer"},
         {"--device", NULL, OPT_TEXT, &o->device, 0, 0, "NAME", "auto, cpu or cuda"},
         {"--json", NULL, OPT_FLAG, &o->json, 0, 0, NULL, "every figure as one JSON object"},
+        {"--json-file", NULL, OPT_TEXT, &o->json_file, 0, 0, "FILE",
+         "write that object into a file beside the tables"},
     };
     memcpy(out, rows, sizeof rows);
 }
@@ -100,16 +103,16 @@ static bool open_devices(Bench *b, const Program *p, const char *device, Error *
     return true;
 }
 
-static bool run(Bench *b, bool json, Error *err) {
-    Buf out = {0};
+static bool run(Bench *b, const BenchCommand *o, Error *err) {
+    Buf out = {0}, json = {0};
     if (!bench_run(b, err)) return false;
-    if (json)
-        bench_json(&out, b);
-    else
-        bench_print(&out, b);
-    fputs(out.text, stdout);
+    bench_json(&json, b);
+    if (!o->json) bench_print(&out, b);
+    fputs(o->json ? json.text : out.text, stdout);
+    bool ok = !o->json_file || file_write_atomic(o->json_file, json.text, json.n, err);
     buf_free(&out);
-    return !fflush(stdout) || error_set(err, "writing the figures failed");
+    buf_free(&json);
+    return ok && (!fflush(stdout) || error_set(err, "writing the figures failed"));
 }
 
 int bench_main(const Program *p, int argc, char **argv, bool help) {
@@ -131,8 +134,8 @@ int bench_main(const Program *p, int argc, char **argv, bool help) {
         bench_free(&b);
         return command_failed(&err, 2);
     }
-    bool ok = load_configs(&b, &line, &err) && open_devices(&b, p, o.device, &err) &&
-              run(&b, o.json, &err);
+    bool ok =
+        load_configs(&b, &line, &err) && open_devices(&b, p, o.device, &err) && run(&b, &o, &err);
     bench_free(&b);
     return ok ? 0 : command_failed(&err, 1);
 }

@@ -37,7 +37,8 @@ static bool go_together(const TensorSpec *a, const TensorSpec *b, const Config *
 
 static void add_batches(MuonBatches *out, int first, int count, MuonGroup g, const Ops *ops) {
     size_t outputs = (size_t)g.units * small_side(&g) * small_side(&g);
-    size_t most = ceil_div(ops->busy_outputs, outputs), parts = ceil_div((size_t)count, most);
+    size_t most = ops->busy_outputs > outputs ? ceil_div(ops->busy_outputs, outputs) : 1;
+    size_t parts = ceil_div((size_t)count, most);
     g.n = (int)ceil_div((size_t)count, parts);
     for (int at = 0; at < count; at += g.n)
         out->batch[out->n++] = (MuonBatch){first + at, min_int(g.n, count - at)};

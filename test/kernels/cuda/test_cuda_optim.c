@@ -72,7 +72,7 @@ static void extreme_gradients_match(TestCtx *t) {
         grads[i] = kinds[i % KINDS], moments[i] = kinds[i / KINDS];
         squares[i] = fabsf(moments[i]);
     }
-    AdamWArgs a = {TYPE_F32, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.271f, 0.142625f};
+    AdamWArgs a = {TYPE_F32, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.271f, 0.142625f, 0};
     StepState state = {.clip = 1, .first_bad = -1};
     FOR_EACH_TABLE(g) {
         StepState *gstate = upload_state(g, state);
