@@ -216,6 +216,36 @@ __device__ __forceinline__ void add_values(WarpState<S> &w, const bf16 *stage, c
     }
 }
 
+// What clear_stage cleared, added for the queries that see it. limit: as for softmax.
+template <typename S>
+__device__ __forceinline__ void add_cleared(WarpState<S> &w, const DecodeCall &c,
+                                            const DecodeTile &t, int h, int half, int key,
+                                            int limit) {
+    int lane = (int)opaque(threadIdx.x % WARP), query = lane % 4 * 2;
+    const bf16 *vs = static_cast<const bf16 *>(c.c.vs) + t.b * c.c.vs_batch;
+    const bf16 *zv = static_cast<const bf16 *>(c.c.zv) + t.b * c.c.zv_batch +
+                     (key / LATENT_BLOCK * (size_t)c.c.n_zv + (size_t)h * c.c.r) * LATENT_BLOCK;
+    for (int k = 0; k < min((int)KEYS, t.end - key); k++) {
+#pragma unroll
+        for (int i = 0; i < S::QT + S::ZT; i++) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int row = 8 * r + lane / 4, col = half * (S::HS / 2) + 16 * i + row;
+                int rank = 16 * (half * S::ZT + i - S::QT) + row;
+                float y = 0.0f;
+                if (i < S::QT)
+                    y = to_float(vs[(size_t)(key + k) * S::HS + col]);
+                else if (rank < c.c.r)
+                    y = to_float(zv[(size_t)rank * LATENT_BLOCK + (key + k) % LATENT_BLOCK]);
+                float(&sum)[4] = i < S::QT ? w.o[i] : w.oz[i - S::QT];
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    add_not_finite(sum[2 * r + e], y, k <= limit + query + e);
+            }
+        }
+    }
+}
+
 // The warp's half of the partial result of each query.
 template <typename S>
 __device__ __forceinline__ void write_part(WarpState<S> &w, const DecodeCall &c,
@@ -260,7 +290,10 @@ __global__ void __launch_bounds__(2 * MAX_HEADS * WARP) lowrank_mma_decode_kerne
     for (int key = t.begin, end = t.end; key < end; key += KEYS, stage ^= 1) {
         bf16 *at = stages + stage * S::stage(c.heads);
         cp_async_wait<0>();
-        __syncthreads();  // the stage is here, and nobody reads the one before any more
+        bool cleared = false;  // at most the last keys are not seen by all queries
+        if (key + KEYS > end - QUERIES) cleared = clear_stage<S>(at, c, decode_tile(c));
+        // The stage is here, and nobody reads the one before any more.
+        cleared = sync_any(cleared);
         if (key + KEYS < end)
             copy_stage<S>(stages + (stage ^ 1) * S::stage(c.heads), c, decode_tile(c), key + KEYS);
         if (works)
@@ -272,6 +305,10 @@ __global__ void __launch_bounds__(2 * MAX_HEADS * WARP) lowrank_mma_decode_kerne
         softmax(w, x, c, c.a.pos[decode_tile(c).b] - key);
         __syncwarp();  // p is here
         add_values(w, at, at + S::LATENTS + (warp / 2 * 2 + 1) * S::Z, x.p, half);
+        if (cleared) {
+            DecodeTile here = decode_tile(c);
+            add_cleared(w, c, here, here.h + warp / 2, half, key, here.pos - key);
+        }
     }
     t = decode_tile(c);
     if (works) write_part(w, c, t, t.h + warp / 2, half);

@@ -83,3 +83,19 @@ __device__ __forceinline__ void copy_stage(bf16 *stage, const DecodeCall &c, con
     }
     cp_async_commit();
 }
+
+// Of a stage whose keys not all queries see: values and latents of values that are not finite are
+// cleared, by the threads that copied them; whether there were any.
+template <typename S>
+__device__ __forceinline__ bool clear_stage(bf16 *stage, const DecodeCall &c, const DecodeTile &t) {
+    int heads = min(c.heads, c.a.NH - t.h);
+    bool any = false;
+    for (int i = threadIdx.x; i < KEYS * S::HS / 8; i += blockDim.x)
+        any |= clear_not_finite(chunk_at<S::HS>(stage + S::VS, i / (S::HS / 8), i % (S::HS / 8)));
+    for (int i = threadIdx.x; i < heads * 2 * S::RS * 16 * 4; i += blockDim.x) {
+        int chunk = i % 4, row = i / 4 % (16 * S::RS), plane = i / 4 / (16 * S::RS);
+        if (plane % 2)
+            any |= clear_not_finite(narrow_at(stage + S::LATENTS + plane * S::Z, row, chunk));
+    }
+    return any;
+}

@@ -115,10 +115,12 @@ __device__ __forceinline__ void softmax_tile(SoftmaxRows<MR> &s, float (&x)[MR][
     }
 }
 
-// o = o * factor + p values, for values of n keys: (n, width) rows, or (width, 64) latents.
+// o = o * factor + p values, for values of n keys: (n, width) rows, or (width, 64) latents. Row m
+// sees keys below seen + m; behind them p is 0, but 0 times NaN or infinity is not.
 template <Lie LIE, int MR, typename KV>
 __device__ __forceinline__ void add_values(float *o, const float *p, float *b_tile, const KV *v,
-                                           size_t ld, int n, int width, const float (&factor)[MR]) {
+                                           size_t ld, int n, int width, int seen,
+                                           const float (&factor)[MR]) {
     for (int col = 0; col < width; col += TILE) {
         float acc[MR][4];
         __syncthreads();
@@ -128,7 +130,10 @@ __device__ __forceinline__ void add_values(float *o, const float *p, float *b_ti
             load_tile(b_tile, TILE, v + col * ld, ld, width - col, n);
         __syncthreads();
         clear(acc);
-        multiply<BY_ROW, LIE>(acc, p, b_tile, n);
+        if (n <= seen)
+            multiply<BY_ROW, LIE>(acc, p, b_tile, n);
+        else
+            multiply<BY_ROW, LIE, true>(acc, p, b_tile, n, seen);
         add_scaled(o + tile_at(SIDE * MR, 0, col), factor, acc);
     }
 }
@@ -219,14 +224,15 @@ __global__ void __launch_bounds__(TILE_THREADS)
             __syncthreads();
             multiply<BY_ROW, BY_ROW>(x, a_tile, kt + tile_at(TILE, 0, col), min(TILE, a.HS - col));
         }
-        softmax_tile(s, x, w.pos + w.first + 1 - key, n, a.scale * LOG2E);
+        int seen = w.pos + w.first + 1 - key;
+        softmax_tile(s, x, seen, n, a.scale * LOG2E);
         __syncthreads();
         store_acc(a_tile, x);
         const KV *vs = static_cast<const KV *>(c.vs);
         if (vs) vs += w.b * c.vs_batch + (size_t)key * a.HV;
-        add_values<BY_K>(o, a_tile, b_tile, vs, (size_t)a.HV, n, call.parts.plain, s.factor);
+        add_values<BY_K>(o, a_tile, b_tile, vs, (size_t)a.HV, n, call.parts.plain, seen, s.factor);
         add_values<BY_ROW>(oz, a_tile, b_tile, latents<KV>(c.zv, c.zv_batch, c.n_zv, c, w, key),
-                           LATENT_BLOCK, n, c.r, s.factor);
+                           LATENT_BLOCK, n, c.r, seen, s.factor);
     }
 #pragma unroll
     for (int i = 0; i < MR; i++)

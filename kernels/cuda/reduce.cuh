@@ -24,6 +24,11 @@ template <int LANES = WARP> __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+// A barrier of the block that says whether p holds for any of its threads.
+__device__ __forceinline__ bool sync_any(bool p) {
+    return __syncthreads_or(p) != 0;
+}
+
 // scratch: one T per warp in shared memory, free again when the call returns. The block is a
 // multiple of 32 threads, in x alone.
 template <typename T> __device__ __forceinline__ T block_sum(T x, T *scratch) {

@@ -3,7 +3,8 @@
 // each other; everybody else goes through the op table.
 // Deterministic unless SdpaArgs.any_order: no float atomics, sums in a fixed order. Every head size
 // in fp32 and bf16 runs on the plain kernels (sdpa_plain.h, lowrank_plain*.cu); bf16 with usual
-// head sizes on tensor cores.
+// head sizes on tensor cores. Keys and values that are not finite spoil no output of a query before
+// them (gradients they do).
 #pragma once
 
 #include "kernels/cuda/device.h"

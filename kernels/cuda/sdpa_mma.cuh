@@ -42,6 +42,44 @@ __device__ __forceinline__ void copy_rows(bf16 *tile, const bf16 *src, size_t ld
     }
 }
 
+// Values that are not finite. A row does not see the keys behind it and has p = 0 for them, but 0
+// times NaN or infinity is NaN. So in tiles that some row sees in part only, each thread clears
+// such values among those it has copied, and rows that see them get them by addition.
+
+// Zeros in place of values of these 16 bytes that are not finite; whether there were any.
+__device__ __forceinline__ bool clear_not_finite(bf16 *chunk) {
+    RawOf<16> r = load_raw<16>(chunk);
+    unsigned odd[4];  // the sign bits of those with the largest exponent
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        odd[i] = ((r.w[i] & 0x7F807F80u) + 0x00800080u) & 0x80008000u;
+    if (!(odd[0] | odd[1] | odd[2] | odd[3])) return false;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        r.w[i] &= ~((odd[i] >> 15) * 0xFFFFu);
+    store_raw<16>(chunk, r);
+    return true;
+}
+// Of all that this thread has copied by copy_rows to columns below COLS, and that has arrived.
+template <int D, int ROWS, int THREADS, int COLS = D>
+__device__ __forceinline__ bool clear_not_finite_rows(bf16 *tile) {
+    enum { STEP = THREADS / 8 };
+    int thread = (int)opaque(threadIdx.x);
+    bf16 *at = chunk_at<D>(tile, thread / 8, thread % 8);
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += STEP) {
+#pragma unroll
+        for (int col = 0; col < COLS; col += 64)
+            any |= clear_not_finite(at + i * D + col);
+    }
+    return any;
+}
+// sum += x where x is not finite.
+__device__ __forceinline__ void add_not_finite(float &sum, float x, bool sees) {
+    if (sees && !(fabsf(x) < INFINITY)) sum += x;
+}
+
 // Where a lane's 16 bytes lie in ldmatrix: for operand a and transposed b at row lane % 16, column
 // 8 (lane / 16), for b at row lane % 8 + 8 (lane / 16), column 8 (lane / 8 % 2). x is the chunk's
 // place relative to an even chunk. Taken anew in every tile of keys: kept in registers, all the

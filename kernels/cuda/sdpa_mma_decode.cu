@@ -129,6 +129,34 @@ __device__ __forceinline__ void attend_run(DecodeRows<S::DV> &rows,
     }
 }
 
+// Of a run that not all rows see whole: values that are not finite are cleared, by the lanes that
+// copied them; whether there were any.
+template <typename S> __device__ __forceinline__ bool clear_run(bf16 *stage) {
+    int lane = threadIdx.x % WARP;
+    bool any = false;
+    for (int i = lane; i < KEYS * S::DV / 8; i += WARP)
+        any |= clear_not_finite(
+            chunk_at<S::DV>(stage + KEYS * S::DK, i / (S::DV / 8), i % (S::DV / 8)));
+    return warp_ballot(any) != 0;
+}
+// What was cleared, added for the rows that see it. limit: as for attend_run.
+template <typename S>
+__device__ __forceinline__ void add_cleared(DecodeRows<S::DV> &rows, const DecodeCall &c,
+                                            const DecodeTile &t, int key, const int (&limit)[2]) {
+    const SdpaArgs &a = c.a;
+    const bf16 *v = c.v + t.b * a.v_batch + t.kv * a.v_head + key * a.v_token + threadIdx.x % 4 * 2;
+    for (int k = 0; k < min((int)KEYS, t.end - key); k++, v += a.v_token) {
+#pragma unroll
+        for (int j = 0; j < S::DV / 8; j++) {
+            float y[2];
+            load_vec<2>(y, v + 8 * j);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                add_not_finite(rows.o[j][e], y[e % 2], k <= limit[e / 2]);
+        }
+    }
+}
+
 // What the warps found, side by side in shared memory.
 template <int DV>
 __device__ __forceinline__ void put_rows(float *shared, const DecodeRows<DV> &rows) {
@@ -212,11 +240,14 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) sdpa_mma_decode_kernel(DecodeC
     rows.m[0] = rows.m[1] = -INFINITY;
     rows.l[0] = rows.l[1] = 0.0f;
     for (; key < t.end; key += WARPS * KEYS) {
+        bool cleared = false;
         cp_async_wait<S::STAGES - 2>();
+        if (key + KEYS - 1 > t.pos) cleared = clear_run<S>(stages + stage * S::STAGE);
         __syncwarp();  // the keys are here, and no lane reads those before any more
         int free = stage == 0 ? S::STAGES - 1 : stage - 1;
         copy_run<S>(stages + free * S::STAGE, c, t, key + (S::STAGES - 1) * WARPS * KEYS);
         attend_run<S>(rows, q, stages + stage * S::STAGE, limit, c.a.scale * LOG2E);
+        if (cleared) add_cleared<S>(rows, c, t, key, limit);
         limit[0] -= WARPS * KEYS, limit[1] -= WARPS * KEYS;
         stage = stage == S::STAGES - 1 ? 0 : stage + 1;
     }

@@ -186,6 +186,40 @@ __device__ __forceinline__ void copy_keys(bf16 *stage, const ForwardCall &c, con
     copy_rows<S::DV, S::KEYS, S::THREADS>(stage + S::KEYS * S::DK, v, a.v_token, n);
 }
 
+// The last keys that a lane's rows see, counted from `key`.
+template <int MT>
+__device__ __forceinline__ void row_limits(int (&limit)[MT][2], const RowTile &t, int row,
+                                           int key) {
+    int m = t.first + row + (int)opaque(threadIdx.x % WARP) / 4;
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+        limit[i][0] = t.pos + (m + 16 * i) / t.G - key,
+        limit[i][1] = t.pos + (m + 16 * i + 8) / t.G - key;
+}
+
+// o += values of the tile that were cleared because they are not finite, for rows that see them.
+template <typename S>
+__device__ __forceinline__ void add_cleared(Rows16<S::DV, S::MT> &rows, const ForwardCall &c,
+                                            const RowTile &t, int key, int row) {
+    const SdpaArgs &a = c.a;
+    const bf16 *v = c.v + t.b * a.v_batch + t.kv * a.v_head + key * a.v_token + threadIdx.x % 4 * 2;
+    int limit[S::MT][2], n = min((int)S::KEYS, t.end - key);
+    row_limits(limit, t, row, key);
+    for (int k = 0; k < n; k++, v += a.v_token) {
+#pragma unroll
+        for (int j = 0; j < S::DV / 8; j++) {
+            float y[2];
+            load_vec<2>(y, v + 8 * j);
+#pragma unroll
+            for (int i = 0; i < S::MT; i++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    add_not_finite(rows.o[i][j][e], y[e % 2], k <= limit[i][e / 2]);
+            }
+        }
+    }
+}
+
 // A warp's rows, from `row` of the tile on, attend to the keys from `key` on, which are under way
 // to `stage`.
 template <typename S, bool MASKED>
@@ -193,25 +227,27 @@ __device__ __forceinline__ void attend_tile(Rows16<S::DV, S::MT> &rows, const Fo
                                             const RowTile &t, bf16 *shared, int stage, int key,
                                             int row) {
     bf16 *stages = shared + ROWS * S::DK, *k = stages + stage * S::STAGE;
+    bool cleared = false;
     cp_async_wait<0>();
-    __syncthreads();  // the tile is here, and nobody reads the one before any more
+    // Behind the barrier the tile is here, and nobody reads the one before any more.
+    if (MASKED)
+        cleared = sync_any(clear_not_finite_rows<S::DV, S::KEYS, S::THREADS>(k + S::KEYS * S::DK));
+    else
+        __syncthreads();
     if (key - S::KEYS >= t.begin)
         copy_keys<S>(stages + (stage ^ 1) * S::STAGE, c, t, key - S::KEYS, S::KEYS);
     cp_async_commit();
     int limit[S::MT][2];  // the last key of a row, counted from `key`
     if (MASKED) {
-        int m = t.first + row;
-        if (t.pos + (m + 16 * S::MT - 1) / t.G < key) return;  // no row of this warp sees any
-        m += (int)threadIdx.x % WARP / 4;
-#pragma unroll
-        for (int i = 0; i < S::MT; i++)
-            limit[i][0] = t.pos + (m + 16 * i) / t.G - key,
-            limit[i][1] = t.pos + (m + 16 * i + 8) / t.G - key;
+        // No row of this warp sees any.
+        if (t.pos + (t.first + row + 16 * S::MT - 1) / t.G < key) return;
+        row_limits(limit, t, row, key);
     }
     float x[S::MT][S::KEYS / 8][4];
     tile_scores<S::DK>(x, shared, k, row);
     tile_softmax<MASKED>(x, rows, limit, c.a.scale * LOG2E);
     tile_values<S::DV>(rows.o, x, k + S::KEYS * S::DK);
+    if (MASKED && cleared) add_cleared<S>(rows, c, t, key, row);
 }
 
 // Row m of the packed rows in the order of lse.

@@ -146,6 +146,29 @@ __device__ __forceinline__ void latent_values(LatentRows<S> &rows, const bf16 *p
     }
 }
 
+// Values of the tile that were cleared because they are not finite, added for rows that see them.
+template <typename S>
+__device__ __forceinline__ void latent_add_cleared(LatentRows<S> &rows, const LatentCall &c,
+                                                   const LatentTile &t, int key) {
+    int lane = threadIdx.x % WARP, col = (int)threadIdx.x / WARP * S::COLS + lane % 4 * 2;
+    const bf16 *v = c.k + t.b * c.a.k_batch + key * c.a.k_token + col;
+    for (int k = key; k < min(key + (int)S::KEYS, t.end); k++, v += c.a.k_token) {
+#pragma unroll
+        for (int j = 0; j < S::COLS / 8; j++) {
+            float y[2];
+            load_vec<2>(y, v + 8 * j);
+#pragma unroll
+            for (int i = 0; i < S::MT; i++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int row = t.first + 16 * i + e / 2 * 8 + lane / 4;
+                    add_not_finite(rows.o[i][j][e], y[e % 2], k <= t.pos + row / c.a.NH);
+                }
+            }
+        }
+    }
+}
+
 // Rows divided by their sums, whose parts of all warps lie in sums (WARPS, ROWS).
 template <typename S>
 __device__ __forceinline__ void latent_write(const LatentCall &c, const LatentTile &t,
@@ -220,8 +243,10 @@ __global__ void __launch_bounds__(S::THREADS) sdpa_mma_latent_kernel(LatentCall 
         latent_tops<S>(x, tops, t, c.a.NH, key);
         __syncthreads();  // the maxima are here
         latent_softmax<S>(x, rows, p, tops, c.a.scale * LOG2E);
-        __syncthreads();  // p is here
+        bool cleared = next > t.pos + 1 && clear_not_finite_rows<DK, S::KEYS, S::THREADS, DV>(tile);
+        cleared = sync_any(cleared);  // p is here
         latent_values<S>(rows, p, tile);
+        if (cleared) latent_add_cleared<S>(rows, c, t, key);
     }
     cp_async_wait<0>();
 #pragma unroll

@@ -95,8 +95,11 @@ __device__ __forceinline__ void chunk_row(float (&v)[8], const float *chunk, int
     load_vec<4>(v + 4, at + CHUNK / 2);
 }
 
-// o (32, 128) += p (32, 32) chunk (32, 128)
-__device__ __forceinline__ void tile_accumulate(float (&o)[4][8], const SdpaShared &sh) {
+// o (32, 128) += p (32, 32) chunk (32, 128). MASKED: row i only keys up to limit[i], since behind
+// them p is 0, but 0 times NaN or infinity is not.
+template <bool MASKED = false>
+__device__ __forceinline__ void tile_accumulate(float (&o)[4][8], const SdpaShared &sh,
+                                                const int *limit = nullptr) {
     int ty = threadIdx.x / 16;
     for (int k = 0; k < TILE; k += 4) {
         float p[4][4], v[8];
@@ -108,6 +111,7 @@ __device__ __forceinline__ void tile_accumulate(float (&o)[4][8], const SdpaShar
             chunk_row(v, sh.chunk, k + e);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
+                if (MASKED && k + e > limit[i]) continue;
 #pragma unroll
                 for (int j = 0; j < 8; j++)
                     o[i][j] += p[i][e] * v[j];

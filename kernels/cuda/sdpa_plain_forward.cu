@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(SDPA_THREADS) sdpa_rows_kernel(Attend<T, KV> t
     Rows<const KV> k = {t.k + at.b * a.k_batch + at.kv * a.k_head, a.k_token, 0, 1, end};
     Rows<const KV> v = {t.v + at.b * a.v_batch + at.kv * a.v_head, a.v_token, 0, 1, end};
 
+    int limit[4];  // the last key of a row, counted from the tile's first
     float o[4][8], s[4][2], top[4], sum[4];
     zero(o);
 #pragma unroll
@@ -67,12 +68,11 @@ __global__ void __launch_bounds__(SDPA_THREADS) sdpa_rows_kernel(Attend<T, KV> t
         tile_scores<W>(s, q, at.row, k, key, a.HS, sh);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int seen = start + (at.row + 4 * ty + i) / G;  // the last key of the row
+            limit[i] = min(start + (at.row + 4 * ty + i) / G, end - 1) - key;
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                int n = key + tx + 16 * j;
-                s[i][j] = n <= seen && n < end ? s[i][j] * (a.scale * LOG2_E) : -INFINITY;
-            }
+            for (int j = 0; j < 2; j++)
+                s[i][j] = tx + 16 * j <= limit[i] ? s[i][j] * (a.scale * LOG2_E) : -INFINITY;
+
             float best = fmaxf(top[i], warp_max<16>(fmaxf(s[i][0], s[i][1])));
             float from = best == -INFINITY ? 0.0f : best, shrink = exp2_approx(top[i] - from);
             s[i][0] = exp2_approx(s[i][0] - from);
@@ -86,7 +86,10 @@ __global__ void __launch_bounds__(SDPA_THREADS) sdpa_rows_kernel(Attend<T, KV> t
         tile_put(sh.p, s);
         tile_load<W, CHUNK>(sh.chunk, v, key, at.col, a.HV);
         __syncthreads();
-        tile_accumulate(o, sh);
+        if (key + TILE - 1 <= start + at.row / G)  // all rows see all keys
+            tile_accumulate(o, sh);
+        else
+            tile_accumulate<true>(o, sh, limit);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {

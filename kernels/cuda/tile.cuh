@@ -38,10 +38,10 @@ __device__ __forceinline__ void load_tile(float *tile, int height, const T *p, s
 // How an operand lies in its tile: (row, k) or (k, row).
 enum Lie { BY_ROW, BY_K };
 
-// acc[i][j] += sum over k < n of a(row i, k) b(column j, k).
-template <Lie A, Lie B, int MR>
-__device__ __forceinline__ void multiply(float (&acc)[MR][4], const float *a, const float *b,
-                                         int n) {
+// acc[i][j] += sum over k < n of a(row i, k) b(column j, k). CAUSAL: row m only over k < seen + m.
+template <Lie A, Lie B, bool CAUSAL = false, int MR>
+__device__ __forceinline__ void multiply(float (&acc)[MR][4], const float *a, const float *b, int n,
+                                         int seen = 0) {
     a += thread_y() * (A == BY_ROW ? LD : 1);
     b += thread_x() * (B == BY_ROW ? LD : 1);
     for (int k = 0; k < n; k++) {
@@ -54,6 +54,7 @@ __device__ __forceinline__ void multiply(float (&acc)[MR][4], const float *a, co
             v[j] = B == BY_ROW ? b[SIDE * j * LD + k] : b[k * LD + SIDE * j];
 #pragma unroll
         for (int i = 0; i < MR; i++) {
+            if (CAUSAL && k >= seen + thread_y() + SIDE * i) continue;
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 acc[i][j] = fmaf(u[i], v[j], acc[i][j]);

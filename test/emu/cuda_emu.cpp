@@ -127,6 +127,7 @@ void block_begin() {
         t->state = EMU_READY;
         t->fiber.stack = -1;
         t->warp_epoch = t->parity = t->groups = 0;
+        t->vote = false;
         t->copies.clear();
     }
 }
@@ -162,8 +163,13 @@ void run_block() {
         if (emu.failed) break;
         if (release(0, emu.n_threads, EMU_AT_BLOCK)) {
             emu_check_barrier();
-            for (int i = 0; i < emu.n_threads; i++)
-                emu.thread[i].warp_epoch = 0;
+            emu.any_vote = false;
+            for (int i = 0; i < emu.n_threads; i++) {
+                EmuThread *t = &emu.thread[i];
+                emu.any_vote |= t->vote;
+                t->vote = false;
+                t->warp_epoch = 0;
+            }
         } else if (!progress) {
             break;
         }
@@ -282,6 +288,13 @@ void emu_yield() {
 void emu_block_sync(const char *file, int line) {
     meet(EMU_AT_BLOCK, "__syncthreads", file, line);
     emu_yield();
+}
+
+int emu_block_or(bool p, const char *file, int line) {
+    emu.current->vote = p;
+    meet(EMU_AT_BLOCK, "__syncthreads_or", file, line);
+    emu_yield();
+    return emu.any_vote;
 }
 
 void emu_warp_sync(unsigned mask, const char *file, int line) {

@@ -103,6 +103,10 @@ int emu_lane();
 inline void __syncthreads(EMU_HERE) {
     emu_block_sync(file, line);
 }
+int emu_block_or(bool p, const char *file, int line);
+inline int __syncthreads_or(int p, EMU_HERE) {
+    return emu_block_or(p != 0, file, line);
+}
 inline void __syncwarp(unsigned mask = ~0u, EMU_HERE) {
     emu_warp_sync(mask, file, line);
 }

@@ -34,6 +34,7 @@ struct EmuThread {
     unsigned warp_epoch;  // __syncwarp calls since the last block barrier
     unsigned parity;      // of the exchange buffer
     unsigned groups;      // cp.async groups committed
+    bool vote;            // what it gave to the __syncthreads_or it waits at
     std::vector<EmuCopy> copies;
 };
 
@@ -43,6 +44,7 @@ struct Emu {
     EmuThread thread[EMU_MAX_THREADS];
     int n_threads;
     uint3 block;
+    bool any_vote;  // of the last block barrier
     bool failed, catching;
     char fault[1024];
     uint64_t random;  // state of the shuffle

@@ -186,6 +186,30 @@ static void leaving_with_copies_in_flight_is_caught(TestCtx *t) {
     });
 }
 
+// --- Barriers that vote.
+__global__ void vote_kernel(float *out, int first, int second) {
+    int i = (int)threadIdx.x;
+    out[i] = (float)(__syncthreads_or(i == first) != 0);
+    out[i] += 2.0f * (float)(__syncthreads_or(i == second) != 0);
+    __syncthreads();
+    out[i] += 4.0f * (float)(__syncthreads_or(0) != 0);
+}
+
+static void a_barrier_tells_whether_any_thread_voted(TestCtx *t) {
+    for (int i = 0; i < 16; i++) {
+        setenv("GPU_EMU_ORDER", emu_orders[i % 4], 1);
+        int votes = i / 4, first = votes & 1 ? 95 : -1, second = votes & 2 ? 0 : -1;
+        Device out(96);
+        LAUNCH(vote_kernel, 1, 96, 0, nullptr)(out.p, first, second);
+        float got[96];
+        CUDA_CHECK(cudaMemcpyAsync(got, out.p, sizeof got, cudaMemcpyDeviceToHost, nullptr));
+        CUDA_CHECK(cudaStreamSynchronize(nullptr));
+        for (int k = 0; k < 96; k++)
+            CHECK(t, got[k] == (float)votes);
+    }
+    unsetenv("GPU_EMU_ORDER");
+}
+
 // --- Limits.
 __global__ void store_kernel(float *out, int at) {
     if (threadIdx.x == 0) out[at] = 1.0f;
@@ -245,5 +269,6 @@ TEST_MAIN({"a_removed_barrier_is_a_race", a_removed_barrier_is_a_race},
           {"warps_must_be_whole", warps_must_be_whole},
           {"a_missing_async_wait_is_caught", a_missing_async_wait_is_caught},
           {"leaving_with_copies_in_flight_is_caught", leaving_with_copies_in_flight_is_caught},
+          {"a_barrier_tells_whether_any_thread_voted", a_barrier_tells_whether_any_thread_voted},
           {"launches_over_the_limit_are_refused", launches_over_the_limit_are_refused},
           {"an_unknown_order_is_refused", an_unknown_order_is_refused})

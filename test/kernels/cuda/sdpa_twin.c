@@ -2,6 +2,7 @@
 #include "test/kernels/cuda/sdpa_twin.h"
 
 #include <math.h>
+#include <string.h>
 
 static SdpaArgs packed_args(const SdpaCase *c) {
     size_t q = (size_t)c->NH * c->HS, k = (size_t)c->NKV * c->HS, v = (size_t)c->NKV * c->HV;
@@ -65,10 +66,16 @@ static Data data_new(const Ops *g, const SdpaCase *c) {
     return d;
 }
 
+static void run_forward(const Ops *g, Data *d) {
+    floatX *q = gpu(d->x);
+    g->sdpa_forward(gpu(d->out), (float *)d->lse.gpu, q, fx_at(g, q, d->k_at), fx_at(g, q, d->v_at),
+                    &d->a);
+}
+
 static void run_gpu(const Ops *g, Data *d) {
     floatX *q = gpu(d->x), *k = fx_at(g, q, d->k_at), *v = fx_at(g, q, d->v_at), *dq = gpu(d->dx);
     float *lse = (float *)d->lse.gpu;
-    g->sdpa_forward(gpu(d->out), lse, q, k, v, &d->a);
+    run_forward(g, d);
     g->sdpa_backward(dq, fx_at(g, dq, d->k_at), fx_at(g, dq, d->v_at), gpu(d->dout), gpu(d->out),
                      lse, q, k, v, &d->a);
 }
@@ -129,28 +136,111 @@ static void *cache_new(const Ops *g, const SdpaArgs *a, const int *pos, const in
     return host;
 }
 
-void sdpa_twin_extend(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cache) {
-    const Ops *o = ops_cpu();
-    int pos[ROWS] = {cache.far, 0, 5}, n_new[ROWS] = {c.T, c.T > 1 ? c.T - 1 : 1, 0};
-    int Tmax = cache.far + c.T + 6, *gpos = twin_ints(g, pos, ROWS),
-        *gnew = twin_ints(g, n_new, ROWS);
-    SdpaArgs a = packed_args(&c);
-    size_t keys = (size_t)c.NKV * c.HS, row = cache.prefix ? keys : keys + (size_t)c.NKV * c.HV;
-    size_t v_at = cache.prefix ? 0 : keys;
-    a.B = ROWS, a.Tk = Tmax, a.k_token = a.v_token = row, a.k_batch = a.v_batch = Tmax * row;
-    if (cache.prefix) a.v_head = a.k_head;
-    a.kv_type = cache.bf16 ? TYPE_BF16 : TYPE_F32, a.max_pos = cache.far + c.T;
-    Twin q = twin_noise(g, TYPE_FX, ROWS * a.q_batch, 1, 2);
-    Twin out = twin_noise(g, TYPE_FX, ROWS * a.o_batch, 2, 1);
+// All of one call over a cache: q, the cache and out on both sides.
+typedef struct Extend {
+    SdpaArgs a, ga;  // the CPU's, the device's
+    int pos[ROWS], n_new[ROWS], *gpos, *gnew;
+    size_t v_at, bytes;  // elements from k to v; of an element
+    char *k, *gk;
+    Twin q, out;
+} Extend;
+
+static void extend_new(Extend *e, const Ops *g, const SdpaCase *c, const SdpaCache *cache) {
+    size_t keys = (size_t)c->NKV * c->HS, values = (size_t)c->NKV * c->HV;
+    size_t row = cache->prefix ? keys : keys + values, Tmax = (size_t)(cache->far + c->T + 6);
+    SdpaArgs a = packed_args(c);
+    int pos[ROWS] = {cache->far, 0, 5}, n_new[ROWS] = {c->T, c->T > 1 ? c->T - 1 : 1, 0};
+    memcpy(e->pos, pos, sizeof pos), memcpy(e->n_new, n_new, sizeof n_new);
+    e->gpos = twin_ints(g, pos, ROWS), e->gnew = twin_ints(g, n_new, ROWS);
+    a.B = ROWS, a.Tk = (int)Tmax, a.k_token = a.v_token = row, a.k_batch = a.v_batch = Tmax * row;
+    if (cache->prefix) a.v_head = a.k_head;
+    a.kv_type = cache->bf16 ? TYPE_BF16 : TYPE_F32, a.max_pos = cache->far + c->T;
+    e->v_at = cache->prefix ? 0 : keys, e->bytes = cache->bf16 ? 2 : 4;
+    e->q = twin_noise(g, TYPE_FX, ROWS * a.q_batch, 1, 2);
+    e->out = twin_noise(g, TYPE_FX, ROWS * a.o_batch, 2, 1);
     void *gk;
-    char *k = cache_new(g, &a, pos, n_new, &gk);
-    size_t size = cache.bf16 ? 2 : 4;
-    SdpaArgs ga = a;
-    a.pos = pos, a.n_new = n_new, ga.pos = gpos, ga.n_new = gnew;
-    o->sdpa_extend(cpu(out), cpu(q), k, k + v_at * size, &a);
-    g->sdpa_extend(gpu(out), gpu(q), gk, (char *)gk + v_at * size, &ga);
-    TWIN_CHECK(t, g, out, 4 * sum_tol((size_t)(Tmax + c.HS)) + (is_bf16(g) ? 1.5 * 0x1p-8 : 0), 0);
-    TWIN_FREE(t, g, &q, &out);
-    g->free(gk), g->free(gpos), g->free(gnew);
-    mem_free(k);
+    e->k = cache_new(g, &a, pos, n_new, &gk), e->gk = gk;
+    e->a = e->ga = a;
+    e->a.pos = e->pos, e->a.n_new = e->n_new, e->ga.pos = e->gpos, e->ga.n_new = e->gnew;
+}
+
+static void extend_free(TestCtx *t, const Ops *g, Extend *e) {
+    TWIN_FREE(t, g, &e->q, &e->out);
+    g->free(e->gk), g->free(e->gpos), g->free(e->gnew);
+    mem_free(e->k);
+}
+
+static void extend_gpu(const Ops *g, const Extend *e) {
+    g->sdpa_extend(gpu(e->out), gpu(e->q), e->gk, e->gk + e->v_at * e->bytes, &e->ga);
+}
+
+void sdpa_twin_extend(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cache) {
+    Extend e;
+    extend_new(&e, g, &c, &cache);
+    ops_cpu()->sdpa_extend(cpu(e.out), cpu(e.q), e.k, e.k + e.v_at * e.bytes, &e.a);
+    extend_gpu(g, &e);
+    double tol = 4 * sum_tol((size_t)(e.a.Tk + c.HS)) + (is_bf16(g) ? 1.5 * 0x1p-8 : 0);
+    TWIN_CHECK(t, g, e.out, tol, 0);
+    extend_free(t, g, &e);
+}
+
+// x (n) becomes what is not finite: a key or value all NaN, or one infinity in a value.
+typedef enum Poison { KEY_NAN, VALUE_NAN, VALUE_INF, N_POISONS } Poison;
+
+static void poison(float *x, size_t n, Poison kind) {
+    for (size_t i = 0; i < n; i++) {
+        if (kind != VALUE_INF) x[i] = NAN;
+    }
+    if (kind == VALUE_INF) x[n / 3] = INFINITY;
+}
+
+void sdpa_twin_poison(TestCtx *t, const Ops *g, SdpaCase c, int at) {
+    Data d = data_new(g, &c);
+    SdpaArgs *a = &d.a;
+    size_t width[] = {(size_t)c.HS, (size_t)c.HV, (size_t)c.HV}, row = a->o_token;
+    run_forward(g, &d);
+    float *clean = twin_download(g, &d.out);
+    for (int kind = 0; kind < N_POISONS; kind++) {
+        float *x = mem_alloc(d.x.n, sizeof *x);
+        memcpy(x, d.x.cpu, d.x.n * sizeof *x);
+        size_t head = (size_t)at * a->q_token + (kind == KEY_NAN ? d.k_at : d.v_at);
+        poison(x + head, width[kind], (Poison)kind);
+        g->upload(gpu(d.x), x, d.x.n);
+        run_forward(g, &d);
+        twin_check_past(t, g, &d.out, clean, (size_t)at * row, row, (size_t)c.HV);
+        mem_free(x);
+    }
+    mem_free(clean);
+    TWIN_FREE(t, g, &d.x, &d.out, &d.lse, &d.dout, &d.dx);
+}
+
+void sdpa_twin_extend_poison(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cache, int at) {
+    Extend e;
+    extend_new(&e, g, &c, &cache);
+    size_t width[] = {(size_t)c.HS, (size_t)c.HV, (size_t)c.HV}, row = e.a.k_token;
+    size_t cached = ROWS * e.a.k_batch, token = (size_t)(cache.far + at);
+    extend_gpu(g, &e);
+    float *clean = twin_download(g, &e.out);
+    for (int kind = 0; kind < N_POISONS; kind++) {
+        char *k = mem_alloc(cached, e.bytes);
+        float *x = mem_alloc(width[kind], sizeof *x);
+        size_t head = token * row + (kind == KEY_NAN ? 0 : e.v_at);
+        memcpy(k, e.k, cached * e.bytes);
+        for (size_t i = 0; i < width[kind]; i++)
+            x[i] =
+                e.bytes == 2 ? bf16_to_f32(((uint16_t *)e.k)[head + i]) : ((float *)e.k)[head + i];
+        poison(x, width[kind], (Poison)kind);
+        for (size_t i = 0; i < width[kind]; i++) {
+            if (e.bytes == 2)
+                ((uint16_t *)k)[head + i] = bf16_from_f32(x[i]);
+            else
+                ((float *)k)[head + i] = x[i];
+        }
+        g->upload_bytes(e.gk, k, cached * e.bytes);
+        extend_gpu(g, &e);
+        twin_check_past(t, g, &e.out, clean, (size_t)at * e.a.o_token, e.a.o_token, (size_t)c.HV);
+        mem_free(k), mem_free(x);
+    }
+    mem_free(clean);
+    extend_free(t, g, &e);
 }

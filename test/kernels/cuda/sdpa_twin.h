@@ -25,5 +25,11 @@ typedef struct SdpaCache {
 } SdpaCache;
 void sdpa_twin_extend(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cache);
 
+// NaN as key or value of the first head of a token, or infinity in its value, changes no bit of the
+// outputs of tokens before it, and spoils its own. Of the sequence's token `at`, or of the new
+// token `at` behind `far` keys, whose place in the cache it takes.
+void sdpa_twin_poison(TestCtx *t, const Ops *g, SdpaCase c, int at);
+void sdpa_twin_extend_poison(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cache, int at);
+
 // Outputs and gradients of a case on the device, all in one array: (bytes) freed with mem_free.
 void *sdpa_twin_bits(TestCtx *t, const Ops *g, SdpaCase c, size_t *bytes);

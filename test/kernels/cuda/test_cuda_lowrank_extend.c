@@ -1,6 +1,7 @@
 // test_cuda_lowrank_extend.c - attention over cached latents, CUDA tables against the CPU's. The
 // cache is NaN behind every sequence's end.
 #include <math.h>
+#include <string.h>
 
 #include "test/kernels/cuda/twin.h"
 #include "test/ref_attention.h"
@@ -111,48 +112,108 @@ static Twin queries_new(const Ops *g, const Case *c, const SdpaArgs *a) {
     return q;
 }
 
-static void check_case(TestCtx *t, const Ops *g, Case c) {
-    const Ops *o = ops_cpu();
-    SdpaArgs a = args_of(&c), ga = a;
-    int n_z = c.mla ? c.r : c.NH * c.r, *gpos = twin_ints(g, c.pos, B),
-        *gnew = twin_ints(g, c.n_new, B);
-    a.pos = c.pos, a.n_new = c.n_new, ga.pos = gpos, ga.n_new = gnew;
-    Plane none = {NULL, NULL, 0}, ks = c.mla ? none : plane_new(g, &c, c.HS, SHARED_KEYS, false, 2);
-    Plane vs = c.mla ? none : plane_new(g, &c, c.HV, OTHER, false, 3);
-    Plane zk = plane_new(g, &c, n_z, KEY_LATENTS, true, 4);
-    Plane zv = plane_new(g, &c, n_z, OTHER, true, 5);
-    Twin q = queries_new(g, &c, &a);
-    Twin out = twin_noise(g, TYPE_FX, B * a.o_batch, 6, 1);
-    Twin bk = factors_new(g, &c, c.HS, true, 7), bv = factors_new(g, &c, c.HV, false, 8);
-    Twin bias_k = twin_noise(g, TYPE_F32, (size_t)c.NH * c.HS, 9, 1);
-    Twin bias_v = twin_noise(g, TYPE_F32, (size_t)c.NH * c.HV, 10, 1);
-    float *table = ref_rope_table(tmax(&c), c.HS, 1000);
-    Twin rope = twin_of(g, TYPE_F32, table, (size_t)tmax(&c) * c.HS);
-    LowRankCache x = {.r = c.r,
-                      .ld_b = c.ld_b,
-                      .shared_z = c.mla,
+// All of one call, on both sides.
+typedef struct Call {
+    Case c;
+    SdpaArgs a, ga;  // the CPU's, the device's
+    LowRankCache x, gx;
+    int *gpos, *gnew;
+    Plane ks, vs, zk, zv;
+    Twin q, out, bk, bv, bias_k, bias_v, rope;
+} Call;
+
+static void call_caches(Call *k, const Ops *g) {
+    const Case *c = &k->c;
+    int n_z = c->mla ? c->r : c->NH * c->r;
+    Plane none = {NULL, NULL, 0};
+    k->ks = c->mla ? none : plane_new(g, c, c->HS, SHARED_KEYS, false, 2);
+    k->vs = c->mla ? none : plane_new(g, c, c->HV, OTHER, false, 3);
+    k->zk = plane_new(g, c, n_z, KEY_LATENTS, true, 4);
+    k->zv = plane_new(g, c, n_z, OTHER, true, 5);
+    LowRankCache x = {.r = c->r,
+                      .ld_b = c->ld_b,
+                      .shared_z = c->mla,
                       .n_zk = n_z,
                       .n_zv = n_z,
-                      .ks_batch = ks.batch,
-                      .vs_batch = vs.batch,
-                      .zk_batch = zk.batch,
-                      .zv_batch = zv.batch,
-                      .norm = c.norm,
+                      .ks_batch = k->ks.batch,
+                      .vs_batch = k->vs.batch,
+                      .zk_batch = k->zk.batch,
+                      .zv_batch = k->zv.batch,
+                      .norm = c->norm,
                       .eps = 1e-6f};
-    LowRankCache gx = x;
-    x.ks = ks.cpu, x.vs = vs.cpu, x.zk = zk.cpu, x.zv = zv.cpu, x.bk = cpu(bk), x.bv = cpu(bv);
-    gx.ks = ks.gpu, gx.vs = vs.gpu, gx.zk = zk.gpu, gx.zv = zv.gpu, gx.bk = gpu(bk),
-    gx.bv = gpu(bv);
-    if (c.rope) x.rope = rope.cpu, gx.rope = rope.gpu;
-    if (c.bias) x.bias_k = bias_k.cpu, gx.bias_k = bias_k.gpu;
-    if (c.bias) x.bias_v = bias_v.cpu, gx.bias_v = bias_v.gpu;
-    o->sdpa_lowrank_extend(cpu(out), cpu(q), &x, &a);
-    g->sdpa_lowrank_extend(gpu(out), gpu(q), &gx, &ga);
+    k->x = k->gx = x;
+    k->x.ks = k->ks.cpu, k->x.vs = k->vs.cpu, k->x.zk = k->zk.cpu, k->x.zv = k->zv.cpu;
+    k->gx.ks = k->ks.gpu, k->gx.vs = k->vs.gpu, k->gx.zk = k->zk.gpu, k->gx.zv = k->zv.gpu;
+}
+
+static void call_new(Call *k, const Ops *g, Case c) {
+    k->c = c;
+    k->a = args_of(&c), k->ga = k->a;
+    k->gpos = twin_ints(g, c.pos, B), k->gnew = twin_ints(g, c.n_new, B);
+    k->a.pos = k->c.pos, k->a.n_new = k->c.n_new, k->ga.pos = k->gpos, k->ga.n_new = k->gnew;
+    call_caches(k, g);
+    k->q = queries_new(g, &c, &k->a);
+    k->out = twin_noise(g, TYPE_FX, B * k->a.o_batch, 6, 1);
+    k->bk = factors_new(g, &c, c.HS, true, 7), k->bv = factors_new(g, &c, c.HV, false, 8);
+    k->bias_k = twin_noise(g, TYPE_F32, (size_t)c.NH * c.HS, 9, 1);
+    k->bias_v = twin_noise(g, TYPE_F32, (size_t)c.NH * c.HV, 10, 1);
+    float *table = ref_rope_table(tmax(&c), c.HS, 1000);
+    k->rope = twin_of(g, TYPE_F32, table, (size_t)tmax(&c) * c.HS);
+    mem_free(table);
+    k->x.bk = cpu(k->bk), k->x.bv = cpu(k->bv), k->gx.bk = gpu(k->bk), k->gx.bv = gpu(k->bv);
+    if (c.rope) k->x.rope = k->rope.cpu, k->gx.rope = k->rope.gpu;
+    if (c.bias) k->x.bias_k = k->bias_k.cpu, k->gx.bias_k = k->bias_k.gpu;
+    if (c.bias) k->x.bias_v = k->bias_v.cpu, k->gx.bias_v = k->bias_v.gpu;
+}
+
+static void call_free(TestCtx *t, const Ops *g, Call *k) {
+    TWIN_FREE(t, g, &k->q, &k->out, &k->bk, &k->bv, &k->bias_k, &k->bias_v, &k->rope);
+    plane_free(g, &k->ks), plane_free(g, &k->vs), plane_free(g, &k->zk), plane_free(g, &k->zv);
+    g->free(k->gpos), g->free(k->gnew);
+}
+
+static void check_case(TestCtx *t, const Ops *g, Case c) {
+    Call k;
+    call_new(&k, g, c);
+    ops_cpu()->sdpa_lowrank_extend(cpu(k.out), cpu(k.q), &k.x, &k.a);
+    g->sdpa_lowrank_extend(gpu(k.out), gpu(k.q), &k.gx, &k.ga);
     // In bf16 keys are rounded before the scores.
-    TWIN_CHECK(t, g, out, is_bf16(g) ? 2 * 0x1p-7 : 8 * sum_tol((size_t)a.Tk), 1e-6);
-    TWIN_FREE(t, g, &q, &out, &bk, &bv, &bias_k, &bias_v, &rope);
-    plane_free(g, &ks), plane_free(g, &vs), plane_free(g, &zk), plane_free(g, &zv);
-    g->free(gpos), g->free(gnew), mem_free(table);
+    double tol = is_bf16(g) ? 2 * 0x1p-7 : 8 * sum_tol((size_t)k.a.Tk);
+    TWIN_CHECK(t, g, k.out, tol, 1e-6);
+    call_free(t, g, &k);
+}
+
+// With NaN in one plane at new token `at` of the first row: that token of every head is spoilt,
+// those before it keep their bits. Of the rows that all heads read it is the first element, of the
+// latents one of each head.
+static void check_poison(TestCtx *t, const Ops *g, Case c, int at) {
+    Call k;
+    call_new(&k, g, c);
+    const Plane *planes[] = {&k.ks, &k.vs, &k.zk, &k.zv};
+    g->sdpa_lowrank_extend(gpu(k.out), gpu(k.q), &k.gx, &k.ga);
+    float *clean = twin_download(g, &k.out);
+    for (int p = 0; p < 4; p++) {
+        if (!planes[p]->cpu) continue;
+        size_t rows = p < 2 ? (size_t)c.HS : (size_t)k.x.n_zk, n = B * planes[p]->batch;
+        size_t position = (size_t)(c.pos[0] + at), size = c.bf16 ? 2 : 4;
+        char *x = mem_alloc(n, size);
+        memcpy(x, planes[p]->cpu, n * size);
+        for (size_t i = 0; i < rows; i += p < 2 ? rows : (size_t)c.r) {
+            size_t block = position / 64 * 64;
+            size_t to = p < 2 ? position * rows + i : block * rows + i * 64 + position % 64;
+            if (c.bf16)
+                ((uint16_t *)x)[to] = bf16_from_f32(NAN);
+            else
+                ((float *)x)[to] = NAN;
+        }
+        g->upload_bytes(planes[p]->gpu, x, n * size);
+        g->sdpa_lowrank_extend(gpu(k.out), gpu(k.q), &k.gx, &k.ga);
+        twin_check_past(t, g, &k.out, clean, (size_t)at * k.a.o_token, k.a.o_token, (size_t)c.HV);
+        g->upload_bytes(planes[p]->gpu, planes[p]->cpu, n * size);
+        mem_free(x);
+    }
+    mem_free(clean);
+    call_free(t, g, &k);
 }
 
 static void every_switch_matches(TestCtx *t) {
@@ -245,6 +306,22 @@ static void decoding_a_long_cache_matches(TestCtx *t) {
     }
 }
 
+static void the_past_is_safe_from_nan(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        int order = table_ / 2;
+        Case c = {5, 3, 64, 64, 46, 48, .bf16 = true, .rope = true, .norm = true};
+        c.pos[0] = order == 2 ? 300 : 61, c.n_new[0] = 5, c.n_new[1] = 3;
+        if (order == 1) c.HS = c.HV = 128;
+        if (is_bf16(g)) check_poison(t, g, c, 3);
+        c.T = c.n_new[0] = 11, c.NH = 1;
+        check_poison(t, g, c, 7);
+        Case plain = {20, 2, 16, 16, 6, 8, .mla = order == 1, .rope = true, .bias = true};
+        plain.pos[0] = order == 2 ? 300 : 30, plain.n_new[0] = 20;
+        check_poison(t, g, plain, 17);
+    }
+}
+
 // 99 KB of shared memory; the emulator refuses more.
 static void small_devices_match(TestCtx *t) {
     const Ops *g;
@@ -279,4 +356,5 @@ TEST_MAIN({"every_switch_matches", every_switch_matches},
           {"long_caches_are_split", long_caches_are_split}, {"decoding_matches", decoding_matches},
           {"decoding_extreme_scores_matches", decoding_extreme_scores_matches},
           {"decoding_a_long_cache_matches", decoding_a_long_cache_matches},
+          {"the_past_is_safe_from_nan", the_past_is_safe_from_nan},
           {"small_devices_match", small_devices_match}, {"prefill_matches", prefill_matches})

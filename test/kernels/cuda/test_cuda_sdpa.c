@@ -67,10 +67,20 @@ static void long_caches_are_split(TestCtx *t) {
     }
 }
 
+static void the_past_is_safe_from_nan(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        sdpa_twin_poison(t, g, (SdpaCase){1, 40, 2, 1, 16, 8, .pad = 0}, table_ / 2 == 1 ? 32 : 21);
+        SdpaCache cache = {.bf16 = table_ / 2 == 1, .far = table_ / 2 == 2 ? 290 : 20};
+        sdpa_twin_extend_poison(t, g, (SdpaCase){0, 14, 2, 1, 16, 24, .pad = 0}, cache, 11);
+    }
+}
+
 TEST_MAIN({"training_matches", training_matches},
           {"odd_and_wide_heads_match", odd_and_wide_heads_match},
           {"lengths_around_tiles_match", lengths_around_tiles_match},
           {"large_and_equal_scores_match", large_and_equal_scores_match},
           {"extending_a_cache_matches", extending_a_cache_matches},
           {"values_may_be_a_prefix_of_keys", values_may_be_a_prefix_of_keys},
-          {"long_caches_are_split", long_caches_are_split})
+          {"long_caches_are_split", long_caches_are_split},
+          {"the_past_is_safe_from_nan", the_past_is_safe_from_nan})

@@ -128,6 +128,23 @@ static void tiny_devices_match(TestCtx *t) {
     }
 }
 
+// A value that is not finite meets rows that do not see it in the same products.
+static void the_past_is_safe_from_nan(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_ORDER(g, order) {
+        const int *size = sizes[order];
+        sdpa_twin_poison(t, g, (SdpaCase){1, 70, 2, 1, size[0], size[1], .pad = 0}, 37);
+        sdpa_twin_poison(t, g, (SdpaCase){1, 70, 1, 1, size[0], size[1], .pad = 0}, 64);
+        SdpaCase c = {0, 34, 1, 1, size[0], size[1], .pad = 0};
+        SdpaCache cache = {.bf16 = true, .far = order == 2 ? 300 : 33};
+        sdpa_twin_extend_poison(t, g, c, cache, 20);
+        c.T = 5, c.NH = 3;
+        sdpa_twin_extend_poison(t, g, c, cache, 3);
+        c.T = 3, c.NH = 6, c.HS = 576, c.HV = 512, cache.prefix = true;
+        sdpa_twin_extend_poison(t, g, c, cache, 1);
+    }
+}
+
 static void order_does_not_change_bits(TestCtx *t) {
     const Ops *g;
     void *first[N_SIZES] = {0};
@@ -156,4 +173,5 @@ TEST_MAIN({"training_matches_at_every_length", training_matches_at_every_length}
           {"absorbed_latents_match", absorbed_latents_match},
           {"any_order_of_sums_matches", any_order_of_sums_matches},
           {"small_devices_match", small_devices_match}, {"tiny_devices_match", tiny_devices_match},
+          {"the_past_is_safe_from_nan", the_past_is_safe_from_nan},
           {"order_does_not_change_bits", order_does_not_change_bits})

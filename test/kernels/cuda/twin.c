@@ -117,3 +117,16 @@ void twin_check_each(TestCtx *t, const char *file, int line, const char *what, c
     }
     mem_free(values);
 }
+
+void twin_check_past(TestCtx *t, const Ops *gpu, const Twin *x, const float *clean, size_t past,
+                     size_t n, size_t head) {
+    float *values = twin_download(gpu, x);
+    CHECK_SAME_BITS(t, values, clean, past * sizeof(float));
+    for (size_t first = past; first < past + n; first += head) {
+        bool spoilt = false;
+        for (size_t i = first; i < first + head; i++)
+            spoilt |= !isfinite(values[i]);
+        CHECK_MSG(t, spoilt, "elements %zu to %zu are finite", first, first + head - 1);
+    }
+    mem_free(values);
+}

@@ -59,6 +59,11 @@ float *twin_download(const Ops *gpu, const Twin *x);
 // products in fp32 in another order.
 double twin_tol(const Ops *gpu, ElemType type, size_t n);
 
+// What the device holds has the bits of `clean` in its first `past` elements; of the n behind them
+// each run of `head` has a value that is not finite.
+void twin_check_past(TestCtx *t, const Ops *gpu, const Twin *x, const float *clean, size_t past,
+                     size_t n, size_t head);
+
 // |gpu - cpu| <= rel_tol max|cpu| + abs_tol for all elements.
 void twin_check(TestCtx *t, const char *file, int line, const char *what, const Ops *gpu,
                 const Twin *x, double rel_tol, double abs_tol);
