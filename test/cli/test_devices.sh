@@ -76,6 +76,7 @@ devices_have_names() {
 
 without_a_driver_the_cpu_is_taken() {
     [ -x "$cuda" ] || { skip "train_gptcu was not built"; return; }
+    [ "$here/../../libgpt.a" -nt "$cuda" ] && { skip "train_gptcu is older than the library: make"; return; }
     gpt=$cuda
     if "$gpt" train tiny.json train.steps=8 checkpoint.dir=gpu --device cuda >out 2>err </dev/null; then
         skip "there is a GPU"
