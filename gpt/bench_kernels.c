@@ -253,7 +253,7 @@ static KernelCase *const cases[] = {memory,      products,    batched,        em
                                     norms,       kernel_rope, kernel_lowrank, kernel_heads,
                                     activations, kernel_sdpa, kernel_extend,  kernel_lowrank_extend,
                                     loss,        optimizers};
-enum { N_CASES = sizeof cases / sizeof cases[0], N_OPS = 56 };
+enum { N_CASES = sizeof cases / sizeof cases[0], N_OPS = 51 };
 
 static void measure(Bench *b, const BenchConfig *bc, int which, const float *noise) {
     Kernels k = {.b = b,

@@ -55,6 +55,12 @@ archs() {
     [ -z "$cap" ] || echo "CUDA_ARCHS=$cap"
 }
 
+device() {
+    if [ $kind = emu ]; then echo emulator; else
+        nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader 2>/dev/null | head -n 1
+    fi
+}
+
 # Whether the compiler finds cJSON, from the system or in CJSON_DIR.
 has_cjson() {
     [ -e "$CJSON_DIR/cJSON.c" ] && [ -e "$CJSON_DIR/cJSON.h" ] && return
@@ -73,7 +79,7 @@ build() {
         echo "gpu_check.sh: libcjson-dev is missing; install it, or give the folder of cJSON.c and cJSON.h as CJSON_DIR" &&
             return 1
     fi
-    [ $kind = emu ] || nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader
+    [ $kind = emu ] || nvidia-smi
 }
 
 # The suites of the program on the device, without the attention, which has a stage of its own.
@@ -132,7 +138,7 @@ sanitizer() {
 # One JSON object and one table out of what the stages left.
 summary() {
     {
-        printf '{"stages": {'
+        printf '{"device": "%s", "stages": {' "$(device)"
         sep=
         for one in $all; do
             [ -e "$out/$one.status" ] || continue
@@ -149,6 +155,7 @@ summary() {
     } >"$out/results.json.tmp"
     mv "$out/results.json.tmp" "$out/results.json"
     {
+        printf '%s\n\n' "$(device)"
         printf '| stage | result | seconds | tests |\n|---|---|---|---|\n'
         for one in $all; do
             [ -e "$out/$one.status" ] || continue
