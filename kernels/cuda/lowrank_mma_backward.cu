@@ -117,12 +117,10 @@ __global__ void __launch_bounds__(THREADS) lowrank_mma_backward_kernel(GradCall 
         cp_async_commit();
         factor_gradient<HS>(db, dx, dx + ROWS * HS, warp * HS / WARPS);
         latent_gradient<HS>(dz, dx, b_tile, warp * 16);
-        __syncwarp();  // the warp has stored its rows of the tokens before
         bf16 *out = c.dz + n0 * c.a.ld_z + (size_t)t.h * c.a.R + t.i;
         store_rows<RANKS>(dz, one, dz_tile, warp * 16, PackedRows{out, c.a.ld_z, 0, 1, 0},
                           (int)min((size_t)ROWS, c.N - n0), left / 8);
     }
-    cp_async_wait<0>();
     float *part = c.part + ((t.share * c.a.NH + t.h) * HS + warp * HS / WARPS) * c.a.R + t.i;
 #pragma unroll
     for (int i = 0; i < HS / 32; i++) {  // rows lane/4 + 8 i

@@ -228,7 +228,6 @@ __global__ void __launch_bounds__(THREADS) lowrank_mma_expand_kernel(ExpandCall 
                 if (c.rstd && c.norm && lane % 4 == 0 && at < t.n)
                     c.rstd[(t.first + at) * c.NH + h] = rstd[r];
             }
-            __syncwarp();  // the warp has stored the head before
             store_rows<HS>(x, rstd, out_tile, row,
                            PackedRows{c.out + t.first * c.ld_out + h * HS, c.ld_out, 0, 1, 0}, t.n);
         }

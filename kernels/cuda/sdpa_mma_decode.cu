@@ -251,7 +251,6 @@ __global__ void __launch_bounds__(WARPS *WARP, 2) sdpa_mma_decode_kernel(DecodeC
         limit[0] -= WARPS * KEYS, limit[1] -= WARPS * KEYS;
         stage = stage == S::STAGES - 1 ? 0 : stage + 1;
     }
-    cp_async_wait<0>();
     __syncthreads();
     float *sums = reinterpret_cast<float *>(shared);
     put_rows(sums, rows);

@@ -160,7 +160,6 @@ __global__ void __launch_bounds__(S::THREADS, S::DK == 64 ? 3 : 1) sdpa_mma_dkv_
         t0 = t0 + QUERY_TILE >= a.Tq ? key_tile<S>(a).key : t0 + QUERY_TILE;
         stage ^= 1;
     }
-    cp_async_wait<0>();
     __syncthreads();
     w = key_tile<S>(a);
     row = (int)opaque(threadIdx.x) / WARP * 16;

@@ -132,8 +132,6 @@ __global__ void __launch_bounds__(S::THREADS, S::DK == 64 ? 3 : 1)
             key_tile<S, true>(w, dout_tile, row, k, limit, a.scale * LOG2E);
         limit[0] += KEYS, limit[1] += KEYS;
     }
-    cp_async_wait<0>();
-    __syncwarp();
     r = query_rows<S>(a, row_tiles, opaque(blockIdx.x));
     bf16 *dq = g.dq + r.b * a.q_batch + (size_t)r.kv * r.G * a.q_head;
     float factor[2] = {a.scale, a.scale};

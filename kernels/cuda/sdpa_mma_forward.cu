@@ -343,7 +343,6 @@ __global__ void __launch_bounds__(S::THREADS) sdpa_mma_forward_kernel(ForwardCal
         attend_tile<S, true>(rows, c, t, shared, stage, key, row);
     for (; key >= t.begin; key -= S::KEYS, stage ^= 1)
         attend_tile<S, false>(rows, c, t, shared, stage, key, row);
-    cp_async_wait<0>();
     t = row_tile(c, opaque(blockIdx.x));  // not worth registers during the loop
     rows_end(rows);
     if (c.split.n_splits > 1)
