@@ -70,16 +70,20 @@ CHECK_OBJ = $(CU_SRC:%.cu=$(BUILD)/check/%.o) $(EMU_RUN)
 CXXFLAGS_ALL = -std=c++17 -fno-threadsafe-statics $(COMMON) $(WARN) -Wno-unknown-pragmas -Wno-unknown-warning-option -Wno-maybe-uninitialized -Wno-pass-failed -DGPU_EMU $(CXXFLAGS)
 # Every access of a kernel calls test/emu/emu_check.cpp, never the thread sanitizer itself.
 CHECK_CLANG := $(if $(findstring clang,$(shell $(CXX) --version 2>/dev/null)),-mllvm -tsan-instrument-read-before-write=1)
-CHECK_release = -O1 -fsanitize=thread $(CHECK_CLANG)
+# Registers that were never written hold huge values, where the compiler can do that.
+CHECK_FILL := $(shell echo 'int x;' | $(CXX) -ftrivial-auto-var-init=pattern -x c++ -c -o /dev/null - 2>/dev/null && \
+    echo -ftrivial-auto-var-init=pattern -DEMU_FILLS_REGISTERS)
+CHECK_ALL = -fsanitize=thread $(CHECK_CLANG) $(CHECK_FILL)
+CHECK_release = -O1 $(CHECK_ALL)
 CHECK_asan = -O1 -fsanitize=thread,undefined -fno-sanitize=alignment -fno-sanitize-recover=all $(CHECK_CLANG)
-CHECK_debug = -O0 -fsanitize=thread $(CHECK_CLANG)
+CHECK_debug = -O0 $(CHECK_ALL)
 EMU_TEST_SRC := $(if $(shell command -v $(CXX)),$(wildcard test/kernels/cuda/test_*.c test/emu/test_*.cu))
 # Whole models are too slow with every access checked.
 EMU_WHOLE = $(addprefix test/kernels/cuda/test_cuda_,train text)
 EMU_TESTS = $(addprefix $(BUILD)/check/,$(filter-out $(EMU_WHOLE),$(basename $(EMU_TEST_SRC)))) \
     $(if $(EMU_TEST_SRC),$(EMU_WHOLE:%=$(BUILD)/emu/%))
 
-.PHONY: all help info tests test asan check fuzz fuzzers format clean cuda emu
+.PHONY: all help info tests test asan check fuzz fuzzers format clean cuda emu mutants
 all: $(BUILD)/train_gpt $(if $(filter 1,$(CUDA)),$(BUILD)/train_gptcu) ## build the trainer
 
 help: ## this list
@@ -181,6 +185,9 @@ $(BUILD)/check/test/emu/%: $(BUILD)/check/test/emu/%.o $(EMU_RUN) $(TEST_LIB) $(
 
 emu: $(EMU_TESTS) ## build and run the kernel tests on the emulator
 	@BUILD=$(BUILD) scripts/run_tests.sh $(EMU_TESTS)
+
+mutants: ## do the tests notice removed barriers, waits and guards? FILES=kernels/cuda/norm.cu
+	@test/emu/mutants.py $(FILES)
 
 # --- The same kernels and tests for GPUs.
 $(BUILD)/cuda/%.o: %.cu

@@ -86,6 +86,28 @@ static void uninitialised_shared_memory_is_caught(TestCtx *t) {
                  });
 }
 
+__global__ void register_kernel(float *out, int n) {
+    float x[4], sum = 0.0f;
+    for (int i = 0; i < n; i++)
+        x[i] = 1.0f;
+    for (int i = 0; i < 4; i++)
+        sum += x[i];
+    out[threadIdx.x] = sum;
+}
+static void unwritten_registers_are_huge(TestCtx *t) {
+#ifdef EMU_FILLS_REGISTERS
+    Device out(32);
+    for (int n = 3; n <= 4; n++) {
+        float first;
+        LAUNCH(register_kernel, 1, 32, 0, nullptr)(out.p, n);
+        CUDA_CHECK(cudaMemcpyAsync(&first, out.p, 4, cudaMemcpyDeviceToHost, nullptr));
+        CHECK_MSG(t, n == 4 ? first == 4.0f : !(fabsf(first) < 1e37f), "%d: %g", n, (double)first);
+    }
+#else
+    test_skip(t, "this compiler cannot fill registers");
+#endif
+}
+
 __global__ void count_up_kernel(float *out, int fault) {
     SHARED(float, s);
     int i = threadIdx.x;
@@ -108,6 +130,67 @@ static void blocks_of_a_launch_are_not_ordered(TestCtx *t) {
     expect_fault(t, "another block of this launch wrote", [&](int f) {
         LAUNCH(blocks_kernel, 4, 32, 0, nullptr)(out.p, f);
     });
+}
+// Each block writes its element and reads that of the next; with `after` in the other order.
+__global__ void neighbours_kernel(float *x, int fault, int after) {
+    int mine = (int)blockIdx.x, next = fault ? (mine + 1) % (int)gridDim.x : mine;
+    if (threadIdx.x > 0) return;
+    if (!after) x[mine] = 1.0f;
+    float y = x[next];
+    x[after ? mine : mine + 4] = y;
+}
+static void blocks_may_not_read_what_others_write(TestCtx *t) {
+    Device x(8);
+    x.zero(8);
+    for (int after = 0; after < 2; after++) {
+        expect_fault(t, "another block of this launch", [&](int f) {
+            LAUNCH(neighbours_kernel, 4, 32, 0, nullptr)(x.p, f, after);
+        });
+    }
+}
+
+static void undefined_memory_is_not_to_be_read(TestCtx *t) {
+    Device out(64), scratch(64);
+    expect_fault(t, "never written", [&](int f) {
+        scratch.zero(64);
+        if (f) make_undefined(scratch.p, 256);
+        LAUNCH(copy_kernel, 1, 64, 0, nullptr)(out.p, scratch.p);
+    });
+}
+// Scratch that grows is freed while an earlier address is still about.
+static void memory_freed_behind_a_launch_is_caught(TestCtx *t) {
+    Device out(64);
+    expect_fault(t, "freed device allocation", [&](int f) {
+        float *scratch;
+        CUDA_CHECK(cudaMalloc(reinterpret_cast<void **>(&scratch), 256));
+        CUDA_CHECK(cudaMemsetAsync(scratch, 0, 256, nullptr));
+        if (f) CUDA_CHECK(cudaFree(scratch));
+        LAUNCH(copy_kernel, 1, 64, 0, nullptr)(out.p, scratch);
+        CUDA_CHECK(cudaStreamSynchronize(nullptr));
+        if (!f) CUDA_CHECK(cudaFree(scratch));
+    });
+}
+static void copies_of_freed_memory_are_caught(TestCtx *t) {
+    float host[4] = {};
+    Device live(4);
+    float *freed;
+    {
+        Device gone(4);
+        freed = gone.p;
+    }
+    emu_catch(true);
+    CHECK(t, cudaMemcpyAsync(freed, host, 16, cudaMemcpyHostToDevice, nullptr) != cudaSuccess);
+    CHECK(t, strstr(emu_fault(), "freed device allocation"));
+    emu_catch(true);
+    CHECK(t, cudaMemsetAsync(freed, 0, 16, nullptr) != cudaSuccess);
+    CHECK(t, strstr(emu_fault(), "freed device allocation"));
+    emu_catch(true);
+    CHECK(t, cudaMemsetAsync(live.p, 0, 17, nullptr) != cudaSuccess);
+    CHECK(t, strstr(emu_fault(), "not device memory"));
+    emu_catch(true);
+    CHECK(t, cudaFree(freed) != cudaSuccess);
+    CHECK(t, strstr(emu_fault(), "cudaFree of"));
+    emu_catch(false);
 }
 __global__ void count_kernel(int *n, int fault) {
     if (fault && threadIdx.x == 5)
@@ -162,9 +245,14 @@ TEST_MAIN({"writing_behind_shared_memory_is_caught", writing_behind_shared_memor
           {"device_memory_is_not_for_the_host", device_memory_is_not_for_the_host},
           {"uninitialised_device_memory_is_caught", uninitialised_device_memory_is_caught},
           {"uninitialised_shared_memory_is_caught", uninitialised_shared_memory_is_caught},
+          {"unwritten_registers_are_huge", unwritten_registers_are_huge},
           {"adding_to_what_was_never_written_is_caught",
            adding_to_what_was_never_written_is_caught},
           {"blocks_of_a_launch_are_not_ordered", blocks_of_a_launch_are_not_ordered},
+          {"blocks_may_not_read_what_others_write", blocks_may_not_read_what_others_write},
+          {"undefined_memory_is_not_to_be_read", undefined_memory_is_not_to_be_read},
+          {"memory_freed_behind_a_launch_is_caught", memory_freed_behind_a_launch_is_caught},
+          {"copies_of_freed_memory_are_caught", copies_of_freed_memory_are_caught},
           {"atomics_are_ordered_but_not_with_plain_accesses",
            atomics_are_ordered_but_not_with_plain_accesses},
           {"misaligned_vectors_are_caught", misaligned_vectors_are_caught},

@@ -129,6 +129,19 @@ static void warp_operations_need_all_lanes(TestCtx *t) {
     });
 }
 
+__global__ void leaver_kernel(float *out, int fault) {
+    int i = threadIdx.x;
+    if (fault && i == 7) return;
+    float x = shuffle((float)i, 7);
+    out[i] = x;
+}
+static void lanes_that_returned_give_nothing(TestCtx *t) {
+    Device out(32);
+    expect_fault(t, "thread 7 has returned", [&](int f) {
+        LAUNCH(leaver_kernel, 1, 32, 0, nullptr)(out.p, f);
+    });
+}
+
 __global__ void mask_kernel(float *out, int fault) {
     float x = __shfl_down_sync(fault ? 0xFFFFu : ~0u, (float)threadIdx.x, 1);
     out[threadIdx.x] = x;
@@ -169,6 +182,67 @@ static void a_missing_async_wait_is_caught(TestCtx *t) {
     });
     expect_fault(t, "test_emu_", [&](int f) {
         LAUNCH(async_kernel, 1, 32, 1024, nullptr)(out.p, inp.p, 2 * f);
+    });
+}
+// The copy was not committed: the wait does not reach it.
+__global__ void forgotten_kernel(float *out, const float *inp, int fault) {
+    SHARED(float, s);
+    int i = threadIdx.x;
+    cp_async_16(s + 4 * i, inp, 16);
+    if (!fault) cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+    out[i] = s[4 * i];
+    if (fault) cp_async_commit();
+    cp_async_wait<0>();
+}
+static void a_missing_commit_is_caught(TestCtx *t) {
+    Device out(32), inp(4);
+    inp.zero(4);
+    expect_fault(t, "where a cp.async is in flight", [&](int f) {
+        LAUNCH(forgotten_kernel, 1, 32, 512, nullptr)(out.p, inp.p, f);
+    });
+}
+// fault 1: to an odd address, 2: from an odd address, 3: to device memory, 4: 8 bytes behind the
+// end of the source, 5: twice to the same place.
+__global__ void careless_kernel(float *out, const float *inp, int fault) {
+    SHARED(float, s);
+    int i = threadIdx.x;
+    float *to = s + 4 * i + (fault == 1 ? 1 : 0);
+    const float *from = inp + (fault == 2 ? 1 : fault == 4 ? 126 : 0);
+    if (fault == 4 && i == 0) from = inp + 128;
+    if (fault == 5 && i == 1) to = s;
+    cp_async_16(fault == 3 ? out : to, from, fault == 4 && i > 0 ? 0 : 16);
+    cp_async_commit();
+    cp_async_wait<0>();
+}
+static void careless_async_copies_are_caught(TestCtx *t) {
+    Device out(32), inp(128);
+    inp.zero(128);
+    static const char *const words[] = {"misaligned cp.async target", "misaligned cp.async source",
+                                        "cp.async to byte", "out of bounds", "test_emu_sync.cu"};
+    for (int kind = 1; kind <= 5; kind++) {
+        expect_fault(t, words[kind - 1], [&](int f) {
+            LAUNCH(careless_kernel, 1, 32, 528, nullptr)(out.p, inp.p, f ? kind : 0);
+        });
+    }
+}
+__global__ void matrix_kernel(float *out, int fault) {
+    SHARED(bf16, s);
+    unsigned r[4];
+    for (int i = threadIdx.x; i < 512; i += 32)
+        s[i].bits = 0;
+    __syncwarp();
+    ldmatrix_x4(r, fault == 2 ? (const bf16 *)out : s + 8 * threadIdx.x + fault);
+    out[threadIdx.x] = (float)r[0];
+}
+static void careless_matrices_are_caught(TestCtx *t) {
+    Device out(32);
+    expect_fault(t, "misaligned ldmatrix row", [&](int f) {
+        LAUNCH(matrix_kernel, 1, 32, 1024, nullptr)(out.p, f);
+    });
+    expect_fault(t, "ldmatrix from byte", [&](int f) {
+        LAUNCH(matrix_kernel, 1, 32, 1024, nullptr)(out.p, 2 * f);
     });
 }
 __global__ void abandon_kernel(float *out, const float *inp, int fault) {
@@ -265,9 +339,13 @@ TEST_MAIN({"a_removed_barrier_is_a_race", a_removed_barrier_is_a_race},
           {"returning_before_a_barrier_is_divergence", returning_before_a_barrier_is_divergence},
           {"meeting_at_two_barriers_is_divergence", meeting_at_two_barriers_is_divergence},
           {"warp_operations_need_all_lanes", warp_operations_need_all_lanes},
+          {"lanes_that_returned_give_nothing", lanes_that_returned_give_nothing},
           {"partial_masks_are_refused", partial_masks_are_refused},
           {"warps_must_be_whole", warps_must_be_whole},
           {"a_missing_async_wait_is_caught", a_missing_async_wait_is_caught},
+          {"a_missing_commit_is_caught", a_missing_commit_is_caught},
+          {"careless_async_copies_are_caught", careless_async_copies_are_caught},
+          {"careless_matrices_are_caught", careless_matrices_are_caught},
           {"leaving_with_copies_in_flight_is_caught", leaving_with_copies_in_flight_is_caught},
           {"a_barrier_tells_whether_any_thread_voted", a_barrier_tells_whether_any_thread_voted},
           {"launches_over_the_limit_are_refused", launches_over_the_limit_are_refused},

@@ -51,14 +51,16 @@ static Twin inputs(const Ops *g, const SdpaCase *c, const SdpaArgs *a) {
 // All of one call.
 typedef struct Data {
     SdpaArgs a;
-    size_t k_at, v_at;
+    size_t k_at, v_at, dk_at, dv_at;
     Twin x, out, lse, dout, dx;
 } Data;
 
 static Data data_new(const Ops *g, const SdpaCase *c) {
     Data d = {.a = packed_args(c)};
     size_t B = (size_t)c->B, stats = B * (size_t)c->NH * c->T;
-    d.k_at = (size_t)c->NH * c->HS, d.v_at = d.k_at + (size_t)c->NKV * c->HS;
+    size_t q = (size_t)c->NH * c->HS, k = (size_t)c->NKV * c->HS;
+    d.k_at = q + (size_t)c->k_gap, d.v_at = d.k_at + k + (size_t)c->v_gap;
+    d.dk_at = q + (size_t)c->dk_gap, d.dv_at = d.dk_at + k + (size_t)c->dv_gap;
     d.x = inputs(g, c, &d.a);
     d.out = twin_new(g, TYPE_FX, B * d.a.o_batch), d.lse = twin_new(g, TYPE_F32, stats);
     d.dout = twin_noise(g, TYPE_FX, B * d.a.o_batch, 2, 1);
@@ -76,7 +78,7 @@ static void run_gpu(const Ops *g, Data *d) {
     floatX *q = gpu(d->x), *k = fx_at(g, q, d->k_at), *v = fx_at(g, q, d->v_at), *dq = gpu(d->dx);
     float *lse = (float *)d->lse.gpu;
     run_forward(g, d);
-    g->sdpa_backward(dq, fx_at(g, dq, d->k_at), fx_at(g, dq, d->v_at), gpu(d->dout), gpu(d->out),
+    g->sdpa_backward(dq, fx_at(g, dq, d->dk_at), fx_at(g, dq, d->dv_at), gpu(d->dout), gpu(d->out),
                      lse, q, k, v, &d->a);
 }
 
@@ -86,7 +88,7 @@ void sdpa_twin_training(TestCtx *t, const Ops *g, SdpaCase c) {
     Data d = data_new(g, &c);
     floatX *q = cpu(d.x), *k = fx_at(o, q, d.k_at), *v = fx_at(o, q, d.v_at), *dq = cpu(d.dx);
     o->sdpa_forward(cpu(d.out), d.lse.cpu, q, k, v, &d.a);
-    o->sdpa_backward(dq, fx_at(o, dq, d.k_at), fx_at(o, dq, d.v_at), cpu(d.dout), cpu(d.out),
+    o->sdpa_backward(dq, fx_at(o, dq, d.dk_at), fx_at(o, dq, d.dv_at), cpu(d.dout), cpu(d.out),
                      d.lse.cpu, q, k, v, &d.a);
     run_gpu(g, &d);
     // On tensor cores P and dS are rounded to bf16; sums are fp32.
@@ -113,9 +115,9 @@ void *sdpa_twin_bits(TestCtx *t, const Ops *g, SdpaCase c, size_t *bytes) {
 
 enum { ROWS = 3 };
 
-// The cache on both sides, NaN behind each row's end.
+// The cache on both sides, NaN behind each row's end; on the device behind `shift` elements.
 static void *cache_new(const Ops *g, const SdpaArgs *a, const int *pos, const int *n_new,
-                       void **device) {
+                       size_t shift, char **device) {
     size_t n = ROWS * a->k_batch, size = a->kv_type == TYPE_BF16 ? 2 : 4;
     float *x = mem_alloc(n, sizeof(float));
     test_noise(x, n, 3, 2);
@@ -130,8 +132,8 @@ static void *cache_new(const Ops *g, const SdpaArgs *a, const int *pos, const in
         else
             ((float *)host)[i] = x[i];
     }
-    *device = g->alloc(n * size);
-    g->upload_bytes(*device, host, n * size);
+    *device = g->alloc((n + shift) * size);
+    g->upload_bytes(*device + shift * size, host, n * size);
     mem_free(x);
     return host;
 }
@@ -140,14 +142,15 @@ static void *cache_new(const Ops *g, const SdpaArgs *a, const int *pos, const in
 typedef struct Extend {
     SdpaArgs a, ga;  // the CPU's, the device's
     int pos[ROWS], n_new[ROWS], *gpos, *gnew;
-    size_t v_at, bytes;  // elements from k to v; of an element
-    char *k, *gk;
+    size_t v_at, bytes;     // elements from k to v; of an element
+    char *k, *gk, *gk_all;  // gk_all: the device's allocation
     Twin q, out;
 } Extend;
 
 static void extend_new(Extend *e, const Ops *g, const SdpaCase *c, const SdpaCache *cache) {
     size_t keys = (size_t)c->NKV * c->HS, values = (size_t)c->NKV * c->HV;
-    size_t row = cache->prefix ? keys : keys + values, Tmax = (size_t)(cache->far + c->T + 6);
+    size_t row = cache->prefix ? keys : keys + values + (size_t)c->pad,
+           Tmax = (size_t)(cache->far + c->T + 6);
     SdpaArgs a = packed_args(c);
     int pos[ROWS] = {cache->far, 0, 5}, n_new[ROWS] = {c->T, c->T > 1 ? c->T - 1 : 1, 0};
     memcpy(e->pos, pos, sizeof pos), memcpy(e->n_new, n_new, sizeof n_new);
@@ -155,18 +158,18 @@ static void extend_new(Extend *e, const Ops *g, const SdpaCase *c, const SdpaCac
     a.B = ROWS, a.Tk = (int)Tmax, a.k_token = a.v_token = row, a.k_batch = a.v_batch = Tmax * row;
     if (cache->prefix) a.v_head = a.k_head;
     a.kv_type = cache->bf16 ? TYPE_BF16 : TYPE_F32, a.max_pos = cache->far + c->T;
-    e->v_at = cache->prefix ? 0 : keys, e->bytes = cache->bf16 ? 2 : 4;
+    e->v_at = cache->prefix ? 0 : keys + (size_t)c->v_gap, e->bytes = cache->bf16 ? 2 : 4;
     e->q = twin_noise(g, TYPE_FX, ROWS * a.q_batch, 1, 2);
     e->out = twin_noise(g, TYPE_FX, ROWS * a.o_batch, 2, 1);
-    void *gk;
-    e->k = cache_new(g, &a, pos, n_new, &gk), e->gk = gk;
+    e->k = cache_new(g, &a, pos, n_new, cache->shift, &e->gk_all);
+    e->gk = e->gk_all + cache->shift * e->bytes;
     e->a = e->ga = a;
     e->a.pos = e->pos, e->a.n_new = e->n_new, e->ga.pos = e->gpos, e->ga.n_new = e->gnew;
 }
 
 static void extend_free(TestCtx *t, const Ops *g, Extend *e) {
     TWIN_FREE(t, g, &e->q, &e->out);
-    g->free(e->gk), g->free(e->gpos), g->free(e->gnew);
+    g->free(e->gk_all), g->free(e->gpos), g->free(e->gnew);
     mem_free(e->k);
 }
 

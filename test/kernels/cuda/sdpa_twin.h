@@ -12,6 +12,8 @@ typedef struct SdpaCase {
     int B, T, NH, NKV, HS, HV, pad;
     Scores scores;
     bool any_order;
+    // Unused elements in front of k and v, and of their gradients; out of the pad.
+    int k_gap, v_gap, dk_gap, dv_gap;
 } SdpaCase;
 
 void sdpa_twin_training(TestCtx *t, const Ops *g, SdpaCase c);
@@ -22,6 +24,7 @@ void sdpa_twin_training(TestCtx *t, const Ops *g, SdpaCase c);
 typedef struct SdpaCache {
     bool bf16, prefix;
     int far;
+    size_t shift;  // elements of the cache behind its alignment
 } SdpaCache;
 void sdpa_twin_extend(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cache);
 

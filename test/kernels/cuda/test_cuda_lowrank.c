@@ -108,6 +108,15 @@ static void small_devices_match(TestCtx *t) {
     }
 }
 
+static void small_devices_match_in_every_order(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        cuda_limit_shared(99 << 10);
+        check_case(t, g, (Case){1, 5, 1, 128, 8, 0, true, true, true, false});
+        cuda_limit_shared(0);
+    }
+}
+
 static void odd_sizes_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
@@ -132,5 +141,6 @@ TEST_MAIN({"every_switch_matches", every_switch_matches}, {"moved_rows_match", m
           {"unaligned_arrays_match", unaligned_arrays_match},
           {"wide_heads_match", wide_heads_match},
           {"ranks_of_the_paper_match", ranks_of_the_paper_match},
-          {"small_devices_match", small_devices_match}, {"odd_sizes_match", odd_sizes_match},
-          {"many_tokens_match", many_tokens_match})
+          {"small_devices_match", small_devices_match},
+          {"small_devices_match_in_every_order", small_devices_match_in_every_order},
+          {"odd_sizes_match", odd_sizes_match}, {"many_tokens_match", many_tokens_match})

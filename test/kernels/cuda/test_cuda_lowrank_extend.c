@@ -281,6 +281,20 @@ static void decoding_matches(TestCtx *t) {
     }
 }
 
+// Every shape of the kernels for decoding and for many new tokens, in every order.
+static void every_shape_matches_in_every_order(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        if (!is_bf16(g)) continue;
+        for (int i = 0; i < 10; i++) {
+            int HS = i % 2 ? 128 : 64, r = i < 8 ? 16 * (i / 2 + 1) : 24;
+            Case c = {i < 8 ? 1 : 17, 1, HS, HS, r, r, .bf16 = true, .rope = true, .norm = true};
+            c.pos[0] = 3, c.n_new[0] = c.T, c.n_new[1] = 1;
+            check_case(t, g, c);
+        }
+    }
+}
+
 static void decoding_extreme_scores_matches(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
@@ -354,6 +368,7 @@ TEST_MAIN({"every_switch_matches", every_switch_matches},
           {"ranks_of_the_paper_match", ranks_of_the_paper_match},
           {"latents_wider_than_heads_match", latents_wider_than_heads_match},
           {"long_caches_are_split", long_caches_are_split}, {"decoding_matches", decoding_matches},
+          {"every_shape_matches_in_every_order", every_shape_matches_in_every_order},
           {"decoding_extreme_scores_matches", decoding_extreme_scores_matches},
           {"decoding_a_long_cache_matches", decoding_a_long_cache_matches},
           {"the_past_is_safe_from_nan", the_past_is_safe_from_nan},

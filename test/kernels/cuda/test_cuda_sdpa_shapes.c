@@ -1,0 +1,104 @@
+// test_cuda_sdpa_shapes.c - which attention kernel runs: every shape of every kernel in every
+// thread order, with the smallest inputs that reach it, and arrays and strides that tensor cores
+// and vector accesses cannot take.
+#include "test/kernels/cuda/sdpa_twin.h"
+
+// Head sizes of the tensor-core kernels, and of the plain ones.
+static const int sizes[][2] = {{64, 64}, {128, 128}, {192, 128}};
+static const size_t limits[] = {0, 99 << 10};
+
+static void every_gradient_kernel_matches_in_every_order(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        if (!is_bf16(g)) continue;
+        for (int i = 0; i < 3 * 2 * 2; i++) {
+            SdpaCase c = {1, 9, 2, 1, sizes[i / 4][0], sizes[i / 4][1], .any_order = i % 2};
+            cuda_limit_shared(limits[i / 2 % 2]);
+            sdpa_twin_training(t, g, c);
+        }
+        cuda_limit_shared(0);
+    }
+}
+
+static void every_latent_kernel_matches_in_every_order(TestCtx *t) {
+    const Ops *g;
+    static const SdpaCache cache = {.bf16 = true, .prefix = true, .far = 20};
+    FOR_EACH_TABLE(g) {
+        if (!is_bf16(g)) continue;
+        for (int i = 0; i < 4; i++) {
+            cuda_limit_shared(limits[i / 2]);
+            sdpa_twin_extend(t, g, (SdpaCase){0, 1, i % 2 ? 18 : 3, 1, 576, 512, .pad = 0}, cache);
+        }
+        cuda_limit_shared(0);
+    }
+}
+
+static void plain_extension_matches_in_every_order(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        for (int i = 0; i < 4; i++) {
+            SdpaCache cache = {.bf16 = i % 2, .far = 9};
+            int HS = i / 2 ? 16 : 7;
+            sdpa_twin_extend(t, g, (SdpaCase){0, 2, 2, 1, HS, HS, .pad = 0}, cache);
+        }
+    }
+}
+
+// One array at a time, and one stride.
+static void unaligned_arrays_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        for (int i = 0; i < 9; i++) {
+            int HS = 16, misaligned[9] = {1, 0, 0, 2, 4, 5, 0, 0, 0};
+            for (int n = 0; n < 2; n++, HS *= 4) {
+                SdpaCase c = {1, 3, 2, 1, HS, HS, .pad = 8};
+                c.k_gap = i == 0 ? 7 : i == 1, c.v_gap = i == 1 ? 7 : i == 2;
+                c.dk_gap = i == 5 ? 7 : i == 6, c.dv_gap = i == 6 ? 7 : i == 7;
+                if (i == 8) c.pad = 4;
+                twin_misalign(misaligned[i]);
+                sdpa_twin_training(t, g, c);
+                twin_misalign(0);
+            }
+        }
+    }
+}
+
+static void unaligned_caches_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        for (int i = 0; i < 6; i++) {
+            for (int n = 0; n < 4; n++) {
+                int HS = n < 2 ? 16 : 64;
+                SdpaCase c = {0, n == 3 ? 20 : 2, 2, 1, HS, HS, .pad = 8};
+                SdpaCache cache = {.bf16 = n > 0, .far = 5};
+                cache.shift = i == 2, c.v_gap = i == 2 ? 7 : i == 3;
+                if (i == 4) c.pad = 4;
+                twin_misalign(i < 2 ? i + 1 : 0);
+                sdpa_twin_extend(t, g, c, cache);
+                twin_misalign(0);
+            }
+        }
+    }
+}
+
+static void unaligned_latents_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        if (!is_bf16(g)) continue;
+        for (int i = 0; i < 3; i++) {
+            SdpaCache cache = {.bf16 = true, .prefix = true, .far = 2, .shift = i == 2};
+            twin_misalign(i < 2 ? i + 1 : 0);
+            sdpa_twin_extend(t, g, (SdpaCase){0, 1, 2, 1, 576, 512, .pad = 0}, cache);
+        }
+        twin_misalign(0);
+    }
+}
+
+TEST_MAIN({"every_gradient_kernel_matches_in_every_order",
+           every_gradient_kernel_matches_in_every_order},
+          {"every_latent_kernel_matches_in_every_order",
+           every_latent_kernel_matches_in_every_order},
+          {"plain_extension_matches_in_every_order", plain_extension_matches_in_every_order},
+          {"unaligned_arrays_match", unaligned_arrays_match},
+          {"unaligned_caches_match", unaligned_caches_match},
+          {"unaligned_latents_match", unaligned_latents_match})
