@@ -1,8 +1,10 @@
 // run.c - see run.h.
+#define _DEFAULT_SOURCE
 #include "gpt/run.h"
 
 #include "gpt/config.h"
 
+#include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
     #include <omp.h>
@@ -151,9 +153,23 @@ bool command_line(CommandLine *c, int argc, char **argv, bool help_wanted, int *
     return false;
 }
 
+#ifdef _OPENMP
+// Threads that wait by spinning keep the processor from those they wait for where other programs
+// want it too: small models then run at a tenth of their speed and less.
+static void warn_of_load(void) {
+    double load;
+    if (omp_get_max_threads() == 1 || getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    if (getloadavg(&load, 1) != 1 || load <= 1.5 * omp_get_num_procs()) return;
+    warn("other programs keep this machine busy (load %.1f on %d processors): with "
+         "OMP_WAIT_POLICY=passive in the environment threads wait without taking part in that",
+         load, omp_get_num_procs());
+}
+#endif
+
 void program_threads(int n) {
 #ifdef _OPENMP
     if (n > 0) omp_set_num_threads(n);
+    warn_of_load();
 #else
     if (n > 1) warn("built without OpenMP: train.threads %d has no effect", n);
 #endif
