@@ -56,6 +56,8 @@ TEST_LIB = $(BUILD)/libtest.a
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /opt/cuda /usr/lib/cuda))
 NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard $(CUDA_HOME)/bin/nvcc))
 CUDA ?= $(if $(NVCC),1,0)
+# Machine code for these, and PTX of the last one, which drivers compile for newer devices. Others
+# (86, 89, 100, 120) add their share of the build time each.
 CUDA_ARCHS ?= 80 90
 NVCC_FLAGS = -std=c++17 -O3 -lineinfo -I. -MMD -MP -Werror all-warnings -Xcompiler -Wall,-Wextra \
     $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
@@ -83,7 +85,7 @@ EMU_WHOLE = $(addprefix test/kernels/cuda/test_cuda_,train text)
 EMU_TESTS = $(addprefix $(BUILD)/check/,$(filter-out $(EMU_WHOLE),$(basename $(EMU_TEST_SRC)))) \
     $(if $(EMU_TEST_SRC),$(EMU_WHOLE:%=$(BUILD)/emu/%))
 
-.PHONY: all help info tests test asan check fuzz fuzzers format clean cuda emu mutants
+.PHONY: all help info tests test asan check fuzz fuzzers format clean cuda emu mutants kernels
 all: $(BUILD)/train_gpt $(if $(filter 1,$(CUDA)),$(BUILD)/train_gptcu) ## build the trainer
 
 help: ## this list
@@ -198,6 +200,9 @@ $(BUILD)/cuda/test/kernels/%: $(BUILD)/test/kernels/%.o $(TWIN) $(CUDA_OBJ) $(TE
 	$(NVCC) -o $@ $^ -lcublasLt $(addprefix -Xcompiler ,$(OPENMP)) $(CJSON_LIB) -lm
 
 cuda: $(if $(filter 1,$(CUDA)),$(CUDA_OBJ)) ## compile the kernels with nvcc, where it is found
+
+kernels: ## registers, shared memory and spills of every kernel; fails on spills in attention
+	@NVCC="$(NVCC)" BUILD="$(BUILD)" CUDA_ARCHS="$(CUDA_ARCHS)" scripts/check_kernels.sh
 
 asan: ## all tests under AddressSanitizer and UBSan
 	@$(MAKE) MODE=asan BUILD=build/asan test

@@ -8,6 +8,7 @@ of the peak that good kernels of that kind are known to reach. Nothing here was 
 
     bench/roofline.py                                     configs/128m-mha.json on an H200
     bench/roofline.py configs/2.5b-lrkv.json --micro-tokens 16384
+    bench/roofline.py configs/128m-*.json --decode 2048 8192   decoding, one row for each kernel over the cache
     bench/roofline.py --flops 312 --bytes 2.04            TFLOP/s and TB/s of another device (an A100)
 """
 import argparse
@@ -17,7 +18,7 @@ import os
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FX, F32 = 2, 4  # bytes of an activation, of a statistic
 # Shares of the bound's peak. Attention with mma.sync on Hopper: about 30 % forward and 26 % backward of the bf16 peak.
-REACHED = {"gemm": 0.70, "memory": 0.78, "attention": 0.30, "attention backward": 0.26, "special": 0.60}
+REACHED = {"gemm": 0.70, "memory": 0.78, "decode": 0.75, "attention": 0.30, "attention backward": 0.26, "special": 0.60}
 
 
 def resolve(path):
@@ -46,13 +47,12 @@ class Table:
 
 def shape_of(config):
     m, a = config["model"], config["attention"]
-    s = argparse.Namespace(L=m["n_layer"], C=m["n_embd"], H=m["n_head"], type=a["type"], R=a.get("rank", 0))
+    s = argparse.Namespace(L=m["n_layer"], C=m["n_embd"], H=m["n_head"], type=a["type"], R=a.get("rank", 0),
+                           RKV=a.get("kv_lora_rank", 0), HR=a.get("qk_rope_head_dim", 0))
     s.HS = m.get("head_dim") or s.C // s.H
     s.F = m.get("ffn_dim") or 4 * s.C
     s.V = (m["vocab_size"] + 127) // 128 * 128
-    s.G = {"mha": s.H, "mqa": 1, "lrkv": s.H, "gqa": a.get("n_kv_head", 0)}.get(s.type)
-    if s.G is None:
-        raise SystemExit("roofline: knows mha, gqa, mqa and lrkv, not " + s.type)
+    s.G = {"mqa": 1, "gqa": a.get("n_kv_head", 0)}.get(s.type, s.H)
     s.R8 = (s.R + 7) // 8 * 8
     s.q, s.kv = s.H * s.HS, s.G * s.HS
     s.proj = s.q + 2 * (s.HS + s.H * s.R8) if s.type == "lrkv" else s.q + 2 * s.kv
@@ -74,20 +74,61 @@ def attention(t, s, T):
     core = 2.0 * s.H * s.HS * T * s.L  # two products with T/2 keys
     rows = s.q + 2 * s.kv
     t.add("sdpa_forward", "attention", core, (FX * (rows + s.q) + F32 * s.H) * s.L)
-    t.add("sdpa_delta", "memory", 0, (FX * 2 * s.q + F32 * s.H) * s.L)
-    # Scores and their gradient are computed by both kernels, so that neither needs atomics: 4 + 3 products.
+    t.add("sdpa_backward stats", "memory", 0, (FX * 2 * s.q + 3 * F32 * s.H) * s.L)
     reads = FX * (rows + s.q) + 2 * F32 * s.H
+    if t.args.any_order:  # 5 products; the sums in fp32 are cleared before and rounded behind, the adding stays in L2
+        t.add("sdpa_backward dq, dk, dv", "attention backward", 2.5 * core, (reads + FX * 2 * s.kv) * s.L)
+        t.add("sdpa_backward rounding dq", "memory", 0, (3 * F32 + FX) * s.q * s.L)
+        return
+    # Scores and their gradient are computed by both kernels, so that neither needs atomics: 4 + 3 products.
     t.add("sdpa_backward dk, dv", "attention backward", 2 * core, (reads + FX * 2 * s.kv) * s.L)
     t.add("sdpa_backward dq", "attention backward", 1.5 * core, (reads + FX * s.q) * s.L)
 
 
-def lowrank(t, s):
+def lowrank(t, s, N):
     x, z = s.H * s.HS, s.H * s.R8
     flops = 2.0 * x * s.R8 * 2 * s.L  # keys and values
     t.add("lowrank_forward k, v", "gemm", flops, 2 * FX * (s.HS + z + x) * s.L)
-    t.add("lowrank undo k, v", "memory", 0, (2 * FX * (2 * x + s.HS) + FX * x) * s.L)
-    t.add("lowrank dz k, v", "gemm", flops, 2 * FX * (x + z) * s.L)
-    t.add("lowrank db k, v", "gemm", flops, 2 * FX * (x + z) * s.L)
+    # Norm and rotation of keys are undone in place; of values only the sum over heads is taken.
+    t.add("lowrank_undo k, v", "memory", 0, (FX * (3 * x + s.HS) + FX * (x + s.HS)) * s.L)
+    # dx is read once for both. Each block leaves its sum of db, which is written and read once more.
+    tiles = s.H * ((s.R8 + 63) // 64)
+    shares = min(-(-3 * t.args.sm // tiles), -(-N // 64))
+    parts = 2 * F32 * shares * x * s.R8 / N
+    t.add("lowrank_backward dz, db k, v", "gemm", 2 * flops, 2 * (FX * (x + 2 * z) + parts) * s.L)
+
+
+def cached(s):
+    """Kernels that one new token of one sequence runs over its cache in bf16, for one position of one layer:
+    name, FLOPs that the tensor cores are given (rows padded to tiles), bytes."""
+    heads = -(-s.H // s.G)
+    if s.type == "mla" and s.HR:  # absorbed: all heads read one row of latents and rotated values
+        rows, width = -(-s.H // 16) * 16, s.RKV + s.HR
+        return [("sdpa_mma_latent", 2.0 * rows * (width + s.RKV), FX * width)]
+    decode = ("sdpa_mma_decode", 4.0 * s.G * (-(-heads // 16) * 16) * s.HS, 2 * FX * s.G * s.HS)
+    if s.type == "mla":  # keys and values are rebuilt in scratch
+        x = s.H * s.HS
+        return [("lowrank_mma_expand k, v", 4.0 * x * (-(-s.RKV // 16) * 16), 2 * FX * (s.RKV + x)), decode]
+    if s.type == "lrkv" and s.R:  # keys are rebuilt in registers; products have 8 columns of queries
+        r = -(-s.R // 16) * 16
+        return [("lowrank_mma_decode", s.H * (2.0 * s.HS * r + 16 * s.HS + 16 * (s.HS + r)),
+                 2 * FX * (s.HS + s.H * s.R))]
+    return [decode]
+
+
+def print_decode(args):
+    print("| config | kernel | depth | MFLOP | MB | bound | ns | expected ns | measured ns |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for path in args.config:
+        s = shape_of(resolve(path))
+        name = os.path.basename(path)[:-5]
+        for depth in args.decode:
+            for kernel, flops, nbytes in cached(s):
+                flops, nbytes = flops * s.L * depth, nbytes * s.L * depth
+                compute, memory = flops / args.flops * 1e-3, nbytes / args.bytes * 1e-3  # ns
+                expected = max(compute / REACHED["attention"], memory / REACHED["decode"])
+                print(f"| {name} | {kernel} | {depth} | {flops / 1e6:.0f} | {nbytes / 1e6:.1f} | "
+                      f"{'compute' if compute > memory else 'memory'} | {max(compute, memory):.0f} | {expected:.0f} | |")
 
 
 def pointwise(t, s):
@@ -126,18 +167,28 @@ def optimizer(t, s, step_tokens):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("config", nargs="?", default=os.path.join(ROOT, "configs", "128m-mha.json"))
+    p.add_argument("config", nargs="*", default=[os.path.join(ROOT, "configs", "128m-mha.json")])
     p.add_argument("--flops", type=float, default=989, help="TFLOP/s, bf16 dense")
     p.add_argument("--bytes", type=float, default=4.8, help="TB/s")
     p.add_argument("--special", type=float, default=3.86, help="T special functions/s: 16 a clock and SM")
+    p.add_argument("--sm", type=int, default=132, help="multiprocessors")
     p.add_argument("--micro-tokens", type=int, default=8192)
+    p.add_argument("--any-order", action="store_true", help="as with train.deterministic=false")
+    p.add_argument("--decode", type=int, nargs="+", metavar="DEPTH",
+                   help="instead: one new token of one of many sequences over so many cached ones")
     args = p.parse_args()
-    config = resolve(args.config)
+    if args.decode:
+        return print_decode(args)
+    if len(args.config) != 1:
+        p.error("one config at a time, except with --decode")
+    config = resolve(args.config[0])
     s, t = shape_of(config), Table(args)
+    if s.type == "mla":
+        raise SystemExit("roofline: knows training steps of mha, gqa, mqa and lrkv, not of mla")
     products(t, s, args.micro_tokens)
     attention(t, s, config["model"]["seq_len"])
     if s.type == "lrkv" and s.R:
-        lowrank(t, s)
+        lowrank(t, s, args.micro_tokens)
     pointwise(t, s)
     optimizer(t, s, config["batch"]["tokens"])
     print("| kernel | MFLOP | kB | bound | ns | expected ns | measured ns |\n|---|---|---|---|---|---|---|")

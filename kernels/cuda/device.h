@@ -61,6 +61,18 @@ static inline bool has_mma_shared() {
     return cuda_device()->shared_limit >= MMA_SHARED_BYTES;
 }
 
+// The larger of two kernels where it fits; the other is not even compiled when it always does. A
+// kernel has SHARED_BYTES and launch(arguments).
+template <typename Large, typename Small, typename... A> static void launch_fitting(const A &...a) {
+    static_assert(Small::SHARED_BYTES <= MMA_SHARED_BYTES, "fits small devices");
+    if constexpr (Large::SHARED_BYTES <= MMA_SHARED_BYTES)
+        Large::launch(a...);
+    else if (Large::SHARED_BYTES <= cuda_device()->shared_limit)
+        Large::launch(a...);
+    else
+        Small::launch(a...);
+}
+
 // Blocks for work that strides over the grid: enough to fill the device `per_sm` times, no more
 // than there are pieces.
 static inline size_t grid_fill(size_t pieces, int per_sm) {

@@ -235,19 +235,20 @@ __global__ void __launch_bounds__(THREADS) lowrank_mma_expand_kernel(ExpandCall 
     }
 }
 
+template <typename S, bool CACHED> struct ExpandKernel {
+    enum { SHARED_BYTES = S::SHARED_BYTES };
+    static void launch(const ExpandCall &c, size_t blocks) {
+        LAUNCH((lowrank_mma_expand_kernel<S, CACHED>), blocks, THREADS, SHARED_BYTES, cuda_stream())
+        (c);
+    }
+};
+
 template <int HS, bool CACHED> static void launch(ExpandCall c) {
     size_t tiles = ceil_div(c.N, ROWS), want = ceil_div(2 * (size_t)cuda_device()->n_sm, tiles);
     c.heads = (int)ceil_div((size_t)c.NH, min_size(want, (size_t)c.NH));
     size_t blocks = tiles * ceil_div((size_t)c.NH, (size_t)c.heads);
-    typedef ExpandShape<HS, 2> Two;
-    typedef ExpandShape<HS, 1> One;
-    static_assert(One::SHARED_BYTES <= MMA_SHARED_BYTES, "fits small devices");
-    if (Two::SHARED_BYTES <= cuda_device()->shared_limit)
-        LAUNCH((lowrank_mma_expand_kernel<Two, CACHED>), blocks, THREADS, Two::SHARED_BYTES,
-               cuda_stream())
-    (c);
-    else LAUNCH((lowrank_mma_expand_kernel<One, CACHED>), blocks, THREADS, One::SHARED_BYTES,
-                cuda_stream())(c);
+    launch_fitting<ExpandKernel<ExpandShape<HS, 2>, CACHED>,
+                   ExpandKernel<ExpandShape<HS, 1>, CACHED>>(c, blocks);
 }
 
 bool lowrank_mma_forward(bf16 *out, float *rstd, const bf16 *s, const bf16 *z, const bf16 *b,

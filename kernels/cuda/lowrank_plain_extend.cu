@@ -195,8 +195,9 @@ __device__ __forceinline__ void write_out(const ExtendCall<T, KV> &call, const W
     }
 }
 
+// The 1: left alone, ptxas spills to fit more blocks.
 template <typename T, typename KV, int MR>
-__global__ void __launch_bounds__(TILE_THREADS)
+__global__ void __launch_bounds__(TILE_THREADS, 1)
     lowrank_plain_extend_kernel(ExtendCall<T, KV> call) {
     enum { ROWS = SIDE * MR };
     const SdpaArgs &a = call.a;

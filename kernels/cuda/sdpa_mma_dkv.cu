@@ -172,33 +172,29 @@ __global__ void __launch_bounds__(S::THREADS, S::DK == 64 ? 3 : 1) sdpa_mma_dkv_
                       a.Tk - w.key);
 }
 
-template <typename S> static void launch(const MmaGrad &g) {
-    size_t blocks = ceil_div((size_t)g.a.Tk, S::KEYS) * g.a.B * g.a.NKV;
-    if (g.dq_sum) {
-        LAUNCH((sdpa_mma_dkv_kernel<S, true>), blocks, S::THREADS, S::SHARED_BYTES + S::DS_BYTES,
-               cuda_stream())
-        (g);
-    } else {
-        LAUNCH((sdpa_mma_dkv_kernel<S, false>), blocks, S::THREADS, S::SHARED_BYTES, cuda_stream())
+template <typename S, bool WITH_DQ> struct KvKernel {
+    enum { SHARED_BYTES = S::SHARED_BYTES + (WITH_DQ ? S::DS_BYTES : 0) };
+    static void launch(const MmaGrad &g) {
+        size_t blocks = ceil_div((size_t)g.a.Tk, S::KEYS) * g.a.B * g.a.NKV;
+        LAUNCH((sdpa_mma_dkv_kernel<S, WITH_DQ>), blocks, S::THREADS, SHARED_BYTES, cuda_stream())
         (g);
     }
-}
+};
 
-// A block has fewer keys where many do not fit.
-template <typename Small, typename Large = Small> static void launch_fitting(const MmaGrad &g) {
-    static_assert(Small::SHARED_BYTES + Small::DS_BYTES <= MMA_SHARED_BYTES, "fits small devices");
-    size_t bytes = Large::SHARED_BYTES + (g.dq_sum ? Large::DS_BYTES : 0);
-    if (bytes <= cuda_device()->shared_limit)
-        launch<Large>(g);
+template <bool WITH_DQ> static void launch_size(const MmaGrad &g) {
+    if (g.a.HS == 64)
+        KvKernel<KvShape<64, 64, 4>, WITH_DQ>::launch(g);
+    else if (g.a.HS == 128)
+        launch_fitting<KvKernel<KvShape<128, 128, 8>, WITH_DQ>,
+                       KvKernel<KvShape<128, 128, 4>, WITH_DQ>>(g);
     else
-        launch<Small>(g);
+        launch_fitting<KvKernel<KvShape<192, 128, 8>, WITH_DQ>,
+                       KvKernel<KvShape<192, 128, 4>, WITH_DQ>>(g);
 }
 
 void sdpa_mma_dkv(const MmaGrad &g) {
-    if (g.a.HS == 64)
-        launch_fitting<KvShape<64, 64, 4>>(g);
-    else if (g.a.HS == 128)
-        launch_fitting<KvShape<128, 128, 4>, KvShape<128, 128, 8>>(g);
+    if (g.dq_sum)
+        launch_size<true>(g);
     else
-        launch_fitting<KvShape<192, 128, 4>, KvShape<192, 128, 8>>(g);
+        launch_size<false>(g);
 }

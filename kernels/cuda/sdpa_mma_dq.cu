@@ -139,28 +139,22 @@ __global__ void __launch_bounds__(S::THREADS, S::DK == 64 ? 3 : 1)
                       r.n);
 }
 
-template <typename S> static void launch(const MmaGrad &g) {
-    const SdpaArgs *a = &g.a;
-    size_t row_tiles = ceil_div((size_t)a->Tq * (a->NH / a->NKV), S::ROWS);
-    LAUNCH(sdpa_mma_dq_kernel<S>, row_tiles * a->B * a->NKV, S::THREADS, S::SHARED_BYTES,
-           cuda_stream())
-    (g, (int)row_tiles);
-}
-
-// A block has fewer rows where many do not fit.
-template <typename Small, typename Large = Small> static void launch_fitting(const MmaGrad &g) {
-    static_assert(Small::SHARED_BYTES <= MMA_SHARED_BYTES, "fits small devices");
-    if (Large::SHARED_BYTES <= cuda_device()->shared_limit)
-        launch<Large>(g);
-    else
-        launch<Small>(g);
-}
+template <typename S> struct QKernel {
+    enum { SHARED_BYTES = S::SHARED_BYTES };
+    static void launch(const MmaGrad &g) {
+        const SdpaArgs *a = &g.a;
+        size_t row_tiles = ceil_div((size_t)a->Tq * (a->NH / a->NKV), S::ROWS);
+        LAUNCH(sdpa_mma_dq_kernel<S>, row_tiles * a->B * a->NKV, S::THREADS, SHARED_BYTES,
+               cuda_stream())
+        (g, (int)row_tiles);
+    }
+};
 
 void sdpa_mma_dq(const MmaGrad &g) {
     if (g.a.HS == 64)
-        launch_fitting<QShape<64, 64, 4>>(g);
+        QKernel<QShape<64, 64, 4>>::launch(g);
     else if (g.a.HS == 128)
-        launch_fitting<QShape<128, 128, 8>>(g);
+        QKernel<QShape<128, 128, 8>>::launch(g);
     else
-        launch_fitting<QShape<192, 128, 4>, QShape<192, 128, 8>>(g);
+        launch_fitting<QKernel<QShape<192, 128, 8>>, QKernel<QShape<192, 128, 4>>>(g);
 }

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/reduce.cuh"
 
+// Kernels say that one block to a multiprocessor is enough: left alone, ptxas spills for more.
 enum { TILE = 32, SDPA_THREADS = 128, DEPTH = 32, LD_DEPTH = DEPTH + 4, LD_TILE = TILE + 4 };
 enum { CHUNK = 128, LD_CHUNK = CHUNK + 4 };  // columns of results that a block computes
 

@@ -75,7 +75,7 @@ __device__ __forceinline__ void tile_probabilities(float (&p)[4][2], float (&dp)
 }
 
 template <typename T, int W>
-__global__ void __launch_bounds__(SDPA_THREADS) sdpa_dkv_kernel(Backward<T> t) {
+__global__ void __launch_bounds__(SDPA_THREADS, 1) sdpa_dkv_kernel(Backward<T> t) {
     SHARED(float, shared);
     SdpaShared sh = sdpa_shared(shared);
     const SdpaArgs &a = t.a;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(SDPA_THREADS) sdpa_dkv_kernel(Backward<T> t) {
 }
 
 template <typename T, int W>
-__global__ void __launch_bounds__(SDPA_THREADS) sdpa_dq_kernel(Backward<T> t) {
+__global__ void __launch_bounds__(SDPA_THREADS, 1) sdpa_dq_kernel(Backward<T> t) {
     SHARED(float, shared);
     SdpaShared sh = sdpa_shared(shared);
     const SdpaArgs &a = t.a;

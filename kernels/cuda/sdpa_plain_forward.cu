@@ -43,7 +43,7 @@ __device__ __forceinline__ Block block_here(const Attend<T, KV> &t) {
 }
 
 template <typename T, typename KV, int W>
-__global__ void __launch_bounds__(SDPA_THREADS) sdpa_rows_kernel(Attend<T, KV> t) {
+__global__ void __launch_bounds__(SDPA_THREADS, 1) sdpa_rows_kernel(Attend<T, KV> t) {
     SHARED(float, shared);
     SdpaShared sh = sdpa_shared(shared);
     const SdpaArgs &a = t.a;

@@ -1,6 +1,7 @@
 // emu_coverage.cpp - notes which kernels this program launched in which thread orders, and writes
-// them when it ends to $GPU_EMU_COVERAGE/<program>.launches: one line "order address" each, the
-// address as the program's symbol table has it. coverage.sh compares them with what was compiled.
+// them when it ends to $GPU_EMU_COVERAGE/<program>.launches: one line "order address bytes" each,
+// the address as the program's symbol table has it, the bytes of shared memory. coverage.sh
+// compares them with what was compiled.
 #include "test/emu/emu_internal.h"
 
 #include <errno.h>
@@ -40,7 +41,7 @@ void write_launches() {
 
 }  // namespace
 
-void emu_coverage_note(const void *kernel, const char *order) {
+void emu_coverage_note(const void *kernel, const char *order, size_t shared_bytes) {
     static bool wanted = getenv("GPU_EMU_COVERAGE") && emu_checking;
     static uintptr_t loaded_at;
     if (!wanted) return;
@@ -48,7 +49,8 @@ void emu_coverage_note(const void *kernel, const char *order) {
         dl_iterate_phdr(find_load_address, &loaded_at);
         atexit(write_launches);
     }
-    char line[64];
-    snprintf(line, sizeof line, "%s %016zx", order, (uintptr_t)kernel - loaded_at);
+    char line[96];
+    snprintf(line, sizeof line, "%s %016zx %zu", order, (uintptr_t)kernel - loaded_at,
+             shared_bytes);
     launches().insert(line);
 }

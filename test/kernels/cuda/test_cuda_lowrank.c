@@ -101,8 +101,9 @@ static void wide_heads_match(TestCtx *t) {
 static void small_devices_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        cuda_limit_shared((table_ / 2 == 1 ? 48 : 99) << 10);
+        cuda_limit_shared(99 << 10);
         check_case(t, g, (Case){1, 33, 2, 128, 72, 8, true, true, true, false});
+        if (table_ / 2 == 1) cuda_limit_shared(48 << 10);
         check_case(t, g, (Case){1, 70, 1, 64, 56, 0, true, true, true, false});
         cuda_limit_shared(0);
     }

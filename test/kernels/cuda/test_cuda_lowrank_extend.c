@@ -247,7 +247,7 @@ static void latents_wider_than_heads_match(TestCtx *t) {
         Case c = {3, 3, 64, 40, 200, 200, .mla = true, .rope = true, .norm = true, .bias = true};
         c.pos[0] = 70, c.n_new[0] = 3, c.n_new[1] = 2;
         check_case(t, g, c);
-        c.HS = c.HV = table_ / 2 == 2 ? 128 : 64, c.bf16 = true;
+        c.HS = c.HV = table_ / 2 == 1 ? 64 : 128, c.bf16 = true;
         check_case(t, g, c);
     }
 }
@@ -263,17 +263,19 @@ static void long_caches_are_split(TestCtx *t) {
     }
 }
 
-// Up to 8 new tokens over a bf16 cache of LRKV; all ranks with heads of 64 and of 128.
+// Up to 8 new tokens over a bf16 cache of LRKV: every kernel there is, in every order.
 static void decoding_matches(TestCtx *t) {
     const Ops *g;
     static const int lengths[] = {1, 63, 64, 65, 127, 129, 192}, heads[] = {1, 6, 7, 3};
-    static const int ranks[] = {16, 46, 51, 54, 55, 64};
+    static const int ranks[][4] = {
+        {16, 1, 16, 7}, {32, 17, 24, 30}, {46, 48, 46, 46}, {51, 54, 55, 64}};
     FOR_EACH_TABLE(g) {
         if (!is_bf16(g)) continue;
-        for (int i = 0; i < 7; i++) {
-            int k = table_ / 2 * 7 + i, HS = k / 6 % 2 ? 128 : 64, r = ranks[k % 6];
-            Case c = {1 + k % 8, heads[k / 2 % 4], HS, HS, r, r + r % 2, .bf16 = true};
-            c.n_new[0] = min_int(c.T, lengths[i]), c.pos[0] = lengths[i] - c.n_new[0];
+        for (int i = 0; i < 8; i++) {
+            int order = table_ / 2, k = order * 8 + i, HS = i % 2 ? 128 : 64;
+            int r = ranks[i / 2][order + i % 2], length = lengths[k % 7];
+            Case c = {1 + (k + order) % 8, heads[k / 2 % 4], HS, HS, r, r + r % 2, .bf16 = true};
+            c.n_new[0] = min_int(c.T, length), c.pos[0] = length - c.n_new[0];
             c.n_new[1] = max_int(1, c.T - 3), c.pos[1] = c.pos[0] / 2, c.n_new[2] = c.T / 2;
             c.rope = k % 7 != 3, c.norm = k % 5 != 2;
             check_case(t, g, c);

@@ -45,6 +45,8 @@ static void extending_a_cache_matches(TestCtx *t) {
         cache.bf16 = !cache.bf16;
         sdpa_twin_extend(t, g, (SdpaCase){0, 5, 3, 1, 24, 8, .pad = 0}, cache);
         sdpa_twin_extend(t, g, (SdpaCase){0, 3, 2, 2, 7, 5, .pad = 1}, cache);
+        cache.bf16 = !cache.bf16;
+        sdpa_twin_extend(t, g, (SdpaCase){0, 1, 2, 2, 7, 5, .pad = 1}, cache);
     }
 }
 
