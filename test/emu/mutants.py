@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """mutants.py - do the tests notice when a kernel loses a barrier, a wait or a guard?
 
-usage: test/emu/mutants.py [-j N] [-k REGEX] [FILE...]        (also: make mutants FILES=...)
+usage: test/emu/mutants.py [-j N] [-k REGEX] [-t REGEX] [FILE...]        (also: make mutants FILES=...)
 
 All faults are built at once, into a copy of the tree under a temporary folder: each stands behind
 a switch that the environment throws, so that a file is compiled once and not for every fault. A
@@ -106,7 +106,7 @@ def device_ranges(text):
 
 
 LOGIC = r" && | \|\| | \? | : |&& |\|\| |\? |: "
-ASSIGN = r"(?<![<>=!])=(?!=) |\breturn "
+ASSIGN = r"(?<![<>=!])=(?!=)\s|\breturn "
 
 
 def extent(text, at, end, stops):
@@ -376,6 +376,7 @@ def main():
     p.add_argument("files", nargs="*")
     p.add_argument("-j", type=int, default=2)
     p.add_argument("-k", default="", help="only mutants in whose 'kind file source' this expression is found")
+    p.add_argument("-t", default="", help="only test programs in whose name this expression is found")
     p.add_argument("-n", action="store_true", help="list them, run nothing")
     o = p.parse_args()
     os.chdir(ROOT)
@@ -402,7 +403,8 @@ def run_all(o, tree, files, all_of):
     # Whole models are not in the check build.
     whole = re.findall(r"\w+", re.search(r"^EMU_WHOLE = (.*)$", open("Makefile").read(), re.M).group(1))
     programs = sorted("build/check/%s/%s" % (folder, f[:-2]) for f in os.listdir(folder)
-                      if re.match(r"test_.*\.c$", f) and f[len("test_cuda_"):-2] not in whole)
+                      if re.match(r"test_.*\.c$", f) and f[len("test_cuda_"):-2] not in whole
+                      and re.search(o.t, f[:-2]))
     dropped = build_all(tree, files, programs, o.j)
     known, order = known_equivalents(), {}
     count = dict.fromkeys(["killed", "survived", "equivalent", "not reached", "not built"], 0)

@@ -8,6 +8,7 @@
 typedef struct Case {
     int B, T, NH, HS, gap, pad;
     bool rope, norm, ragged, in_place, late;
+    int inp_pad, out_pad;  // more unused elements behind each token of inp and dinp, of out
 } Case;
 
 enum { TMAX = 40 };
@@ -26,14 +27,14 @@ static void check_case(TestCtx *t, const Ops *g, Case c) {
     const Ops *o = ops_cpu();
     int start[] = {3, 0, 7};
     size_t heads = (size_t)c.B * c.T * c.NH, stride = (size_t)(c.HS + c.gap);
-    size_t ld = c.NH * stride + (size_t)c.pad, n = (size_t)c.B * c.T * ld;
+    size_t ld = c.NH * stride + (size_t)c.pad, n = (size_t)c.B * c.T * (ld + 8);
     RopeArgs a = {.B = c.B,
                   .T = c.T,
                   .NH = c.NH,
                   .HS = c.HS,
                   .head_stride = c.gap ? stride : 0,
-                  .ld_inp = ld,
-                  .ld_out = ld,
+                  .ld_inp = ld + (size_t)c.inp_pad,
+                  .ld_out = ld + (size_t)c.out_pad,
                   .norm = c.norm,
                   .eps = 1e-6f};
     RopeArgs ga = a;
@@ -64,8 +65,10 @@ static void check_case(TestCtx *t, const Ops *g, Case c) {
 
     Twin dx = c.in_place ? dout : dinp;
     const floatX *y = c.norm ? cpu(out) : NULL, *gy = c.norm ? gpu(out) : NULL;
-    o->qk_norm_rope_backward(cpu(dx), cpu(dout), y, ld, kept, &a);
-    g->qk_norm_rope_backward(gpu(dx), gpu(dout), gy, ld, gkept, &ga);
+    size_t ld_y = a.ld_out;
+    a.ld_out = ga.ld_out = ld;  // of dout
+    o->qk_norm_rope_backward(cpu(dx), cpu(dout), y, ld_y, kept, &a);
+    g->qk_norm_rope_backward(gpu(dx), gpu(dout), gy, ld_y, gkept, &ga);
     TWIN_CHECK(t, g, dx, 2 * twin_tol(g, TYPE_FX, (size_t)c.HS) + (is_bf16(g) ? 0x1p-8 : 0), 0);
     if (!c.in_place) twin_free(t, g, &out);
     TWIN_FREE(t, g, &rope, &inp, &rstd, &dinp, &dout);
@@ -77,37 +80,40 @@ static void heads_match_at_all_sizes(TestCtx *t) {
     static const int sizes[] = {8, 16, 48, 64, 72, 80, 128};
     FOR_EACH_TABLE(g) {
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-            check_case(t, g, (Case){2, 3, 3, sizes[i], 0, 8, true, true, true, false, false});
-            check_case(t, g, (Case){1, 5, 1, sizes[i], 0, 0, true, false, false, true, false});
+            check_case(t, g, (Case){2, 3, 3, sizes[i], 0, 8, true, true, true, false, false, 0, 0});
+            check_case(t, g,
+                       (Case){1, 5, 1, sizes[i], 0, 0, true, false, false, true, false, 0, 0});
         }
-        check_case(t, g, (Case){1, 2, 1, 1024, 0, 0, true, true, false, true, false});
-        check_case(t, g, (Case){1, 2, 1, 1030, 0, 0, true, true, false, true, false});
+        check_case(t, g, (Case){1, 2, 1, 1024, 0, 0, true, true, false, true, false, 0, 0});
+        check_case(t, g, (Case){1, 2, 1, 1030, 0, 0, true, true, false, true, false, 0, 0});
     }
 }
 
 static void either_half_can_be_off(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        check_case(t, g, (Case){2, 3, 2, 64, 0, 0, false, true, false, false, false});
-        check_case(t, g, (Case){2, 3, 2, 7, 0, 1, false, true, false, true, false});
-        check_case(t, g, (Case){2, 3, 2, 9, 0, 0, false, false, true, false, false});
+        check_case(t, g, (Case){2, 3, 2, 64, 0, 0, false, true, false, false, false, 0, 0});
+        check_case(t, g, (Case){2, 3, 2, 7, 0, 1, false, true, false, true, false, 0, 0});
+        check_case(t, g, (Case){2, 3, 2, 9, 0, 0, false, false, true, false, false, 0, 0});
     }
 }
 
 static void heads_may_lie_apart_and_unaligned(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        check_case(t, g, (Case){2, 3, 2, 64, 32, 0, true, true, true, true, false});
-        check_case(t, g, (Case){2, 3, 2, 64, 1, 3, true, true, false, false, false});
-        check_case(t, g, (Case){1, 3, 3, 6, 2, 1, true, true, false, true, false});
+        check_case(t, g, (Case){2, 3, 2, 64, 32, 0, true, true, true, true, false, 0, 0});
+        check_case(t, g, (Case){2, 3, 2, 64, 1, 3, true, true, false, false, false, 0, 0});
+        check_case(t, g, (Case){1, 3, 3, 6, 2, 1, true, true, false, true, false, 0, 0});
         for (int k = 2; k <= 6; k++) {
             twin_misalign(k);
-            check_case(t, g, (Case){1, 3, 2, 32, 0, 0, true, true, false, false, false});
+            check_case(t, g, (Case){1, 3, 2, 32, 0, 0, true, true, false, false, false, 0, 0});
         }
-        check_case(t, g, (Case){1, 3, 2, 32, 0, 0, true, true, false, false, true});
+        check_case(t, g, (Case){1, 3, 2, 32, 0, 0, true, true, false, false, true, 0, 0});
+        check_case(t, g, (Case){1, 2, 2, 32, 0, 0, true, true, false, false, false, 4, 0});
+        check_case(t, g, (Case){1, 2, 2, 32, 0, 0, true, true, false, false, false, 0, 4});
         // Row strides and head strides that vectors cannot have, with sizes that they could.
-        check_case(t, g, (Case){1, 2, 2, 64, 0, 4, true, true, false, false, false});
-        check_case(t, g, (Case){1, 2, 2, 64, 4, 8, true, true, false, false, false});
+        check_case(t, g, (Case){1, 2, 2, 64, 0, 4, true, true, false, false, false, 0, 0});
+        check_case(t, g, (Case){1, 2, 2, 64, 4, 8, true, true, false, false, false, 0, 0});
     }
 }
 
