@@ -83,7 +83,8 @@ EMU_TEST_SRC := $(if $(shell command -v $(CXX)),$(wildcard test/kernels/cuda/tes
 # Whole models are too slow with every access checked.
 EMU_WHOLE = $(addprefix test/kernels/cuda/test_cuda_,train text)
 EMU_TESTS = $(addprefix $(BUILD)/check/,$(filter-out $(EMU_WHOLE),$(basename $(EMU_TEST_SRC)))) \
-    $(if $(EMU_TEST_SRC),$(EMU_WHOLE:%=$(BUILD)/emu/%))
+    $(if $(EMU_TEST_SRC),$(EMU_WHOLE:%=$(BUILD)/emu/%) $(BUILD)/check/coverage)
+RUN_TESTS = mkdir -p $(BUILD)/check/launches && BUILD=$(BUILD) GPU_EMU_COVERAGE=$(BUILD)/check/launches scripts/run_tests.sh
 
 .PHONY: all help info tests test asan check fuzz fuzzers format clean cuda emu mutants kernels
 all: $(BUILD)/train_gpt $(if $(filter 1,$(CUDA)),$(BUILD)/train_gptcu) ## build the trainer
@@ -163,7 +164,7 @@ $(CLI_TESTS): $(BUILD)/test/cli/common $(BUILD)/train_gpt $(if $(EMU_TEST_SRC),$
 tests: $(TESTS) $(CLI_TESTS) $(EMU_TESTS) $(FUZZ) ## build the test programs
 
 test: $(TESTS) $(CLI_TESTS) $(EMU_TESTS) $(FUZZ) ## build and run all tests
-	@BUILD=$(BUILD) scripts/run_tests.sh $(TESTS) $(CLI_TESTS) $(EMU_TESTS) $(FUZZ)
+	@$(RUN_TESTS) $(TESTS) $(CLI_TESTS) $(EMU_TESTS) $(FUZZ)
 
 # --- The emulator and its tests: kernels against the CPU's ops, every access checked.
 $(BUILD)/emu/%.o: %.cpp
@@ -186,7 +187,12 @@ $(BUILD)/check/test/emu/%: $(BUILD)/check/test/emu/%.o $(EMU_RUN) $(TEST_LIB) $(
 	$(CXX) -o $@ $^ $(OPT_$(MODE)) $(LIBS)
 
 emu: $(EMU_TESTS) ## build and run the kernel tests on the emulator
-	@BUILD=$(BUILD) scripts/run_tests.sh $(EMU_TESTS)
+	@$(RUN_TESTS) $(EMU_TESTS)
+
+# Behind the other tests, which leave there what they launched: was every kernel?
+$(BUILD)/check/coverage: test/emu/coverage.sh
+	@mkdir -p $(@D)
+	@install -m 755 $< $@
 
 mutants: ## do the tests notice removed barriers, waits and guards? FILES=kernels/cuda/norm.cu
 	@test/emu/mutants.py $(FILES)

@@ -1,4 +1,6 @@
 // test_cuda_lowrank.c - low-rank keys and values in training, CUDA tables against the CPU's.
+#include <string.h>
+
 #include "test/kernels/cuda/twin.h"
 #include "test/ref_attention.h"
 
@@ -6,7 +8,8 @@
 // pad: unused elements behind each row.
 typedef struct Case {
     int B, T, NH, HS, R, pad;
-    bool shared, rope, norm, moved;  // moved: rows of the batch begin at other positions
+    bool shared, rope, norm;
+    bool moved, late;  // rows of the batch begin at other positions; angles one pair late
 } Case;
 
 static void check_case(TestCtx *t, const Ops *g, Case c) {
@@ -17,10 +20,13 @@ static void check_case(TestCtx *t, const Ops *g, Case c) {
     a.ld_out = heads * HS + (size_t)c.pad, a.eps = 1e-6f;
     int pos[] = {5, 2}, *gpos = twin_ints(g, pos, 2), positions = c.T + 5;
     float *table = ref_rope_table(positions, c.HS, 1000);
-    Twin rope = twin_of(g, TYPE_F32, table, (size_t)positions * HS);
+    size_t n_rope = (size_t)positions * HS, late = c.late ? 2 : 0;
+    Twin rope = twin_new(g, TYPE_F32, n_rope + late);
+    memcpy(rope.cpu + late, table, n_rope * sizeof *table);
+    g->upload_bytes((float *)rope.gpu + late, table, n_rope * sizeof *table);
     LowRankArgs ga = a;
     if (c.moved) a.pos = pos, ga.pos = gpos;
-    if (c.rope) a.rope = rope.cpu, ga.rope = rope.gpu;
+    if (c.rope) a.rope = rope.cpu + late, ga.rope = (float *)rope.gpu + late;
     Twin s = c.shared ? twin_noise(g, TYPE_FX, rows * a.ld_s, 1, 1) : twin_null();
     Twin ds = c.shared ? twin_noise(g, TYPE_FX, rows * a.ld_s, 8, 1) : twin_null();
     Twin z = twin_noise(g, TYPE_FX, rows * a.ld_z, 2, 1);
@@ -53,7 +59,8 @@ static void every_switch_matches(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
         for (int bits = table_ / 2; bits < 8; bits += 3)
-            check_case(t, g, (Case){2, 11, 3, 16, 8, 0, bits & 1, bits & 2, bits & 4, false});
+            check_case(t, g,
+                       (Case){2, 11, 3, 16, 8, 0, bits & 1, bits & 2, bits & 4, false, false});
     }
 }
 
@@ -62,16 +69,16 @@ static void ranks_of_the_paper_match(TestCtx *t) {
     static const int ranks[] = {16, 48, 56, 64, 72, 128};
     FOR_EACH_TABLE(g) {
         for (size_t i = (size_t)table_ / 2; i < sizeof ranks / sizeof ranks[0]; i += 3)
-            check_case(t, g, (Case){1, 33, 2, 128, ranks[i], 8, true, true, true, false});
-        check_case(t, g, (Case){1, 70, 1, 64, 24, 0, true, true, true, false});
+            check_case(t, g, (Case){1, 33, 2, 128, ranks[i], 8, true, true, true, false, false});
+        check_case(t, g, (Case){1, 70, 1, 64, 24, 0, true, true, true, false, false});
     }
 }
 
 static void moved_rows_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        check_case(t, g, (Case){2, 3, 2, 16, 8, 0, true, true, true, true});
-        check_case(t, g, (Case){2, 3, 2, 64, 16, 0, true, true, false, true});
+        check_case(t, g, (Case){2, 3, 2, 16, 8, 0, true, true, true, true, false});
+        check_case(t, g, (Case){2, 3, 2, 64, 16, 0, true, true, false, true, false});
     }
 }
 
@@ -81,19 +88,20 @@ static void unaligned_arrays_match(TestCtx *t) {
     FOR_EACH_TABLE(g) {
         for (int k = 2; k <= 10; k++) {
             twin_misalign(k);
-            check_case(t, g, (Case){1, 3, 2, 64, 16, 0, true, true, true, false});
+            check_case(t, g, (Case){1, 3, 2, 64, 16, 0, true, true, true, false, false});
         }
-        check_case(t, g, (Case){1, 3, 2, 64, 16, 4, true, true, true, false});
-        check_case(t, g, (Case){1, 3, 2, 16, 8, 4, true, true, true, false});
+        check_case(t, g, (Case){1, 3, 2, 64, 16, 0, true, true, true, false, true});
+        check_case(t, g, (Case){1, 3, 2, 64, 16, 4, true, true, true, false, false});
+        check_case(t, g, (Case){1, 3, 2, 16, 8, 4, true, true, true, false, false});
     }
 }
 
 static void wide_heads_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        check_case(t, g, (Case){1, 2, 2, 528, 8, 0, true, true, true, false});
-        check_case(t, g, (Case){1, 2, 1, 514, 3, 0, true, true, true, false});
-        check_case(t, g, (Case){1, 3, 1, 784, 8, 0, true, true, true, false});
+        check_case(t, g, (Case){1, 2, 2, 528, 8, 0, true, true, true, false, false});
+        check_case(t, g, (Case){1, 2, 1, 514, 3, 0, true, true, true, false, false});
+        check_case(t, g, (Case){1, 3, 1, 784, 8, 0, true, true, true, false, false});
     }
 }
 
@@ -102,9 +110,9 @@ static void small_devices_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
         cuda_limit_shared(99 << 10);
-        check_case(t, g, (Case){1, 33, 2, 128, 72, 8, true, true, true, false});
+        check_case(t, g, (Case){1, 33, 2, 128, 72, 8, true, true, true, false, false});
         if (table_ / 2 == 1) cuda_limit_shared(48 << 10);
-        check_case(t, g, (Case){1, 70, 1, 64, 56, 0, true, true, true, false});
+        check_case(t, g, (Case){1, 70, 1, 64, 56, 0, true, true, true, false, false});
         cuda_limit_shared(0);
     }
 }
@@ -113,7 +121,7 @@ static void small_devices_match_in_every_order(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
         cuda_limit_shared(99 << 10);
-        check_case(t, g, (Case){1, 5, 1, 128, 8, 0, true, true, true, false});
+        check_case(t, g, (Case){1, 5, 1, 128, 8, 0, true, true, true, false, false});
         cuda_limit_shared(0);
     }
 }
@@ -121,20 +129,20 @@ static void small_devices_match_in_every_order(TestCtx *t) {
 static void odd_sizes_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        check_case(t, g, (Case){1, 9, 2, 10, 5, 1, true, true, true, false});
-        check_case(t, g, (Case){2, 3, 1, 7, 3, 3, true, false, true, false});
-        check_case(t, g, (Case){1, 5, 2, 9, 66, 0, false, false, false, false});
-        check_case(t, g, (Case){1, 3, 1, 200, 8, 0, true, true, true, false});
+        check_case(t, g, (Case){1, 9, 2, 10, 5, 1, true, true, true, false, false});
+        check_case(t, g, (Case){2, 3, 1, 7, 3, 3, true, false, true, false, false});
+        check_case(t, g, (Case){1, 5, 2, 9, 66, 0, false, false, false, false, false});
+        check_case(t, g, (Case){1, 3, 1, 200, 8, 0, true, true, true, false, false});
     }
 }
 
 static void many_tokens_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        check_case(t, g, (Case){2, 300, 2, 16, 8, 0, true, true, true, false});
+        check_case(t, g, (Case){2, 300, 2, 16, 8, 0, true, true, true, false, false});
         // As many heads as blocks: each of them goes on to the next tile of tokens, and the next.
-        check_case(t, g, (Case){1, 128, 9, 64, 8, 0, true, true, true, false});
-        check_case(t, g, (Case){1, 135, 9, 128, 8, 0, true, true, true, false});
+        check_case(t, g, (Case){1, 128, 9, 64, 8, 0, true, true, true, false, false});
+        check_case(t, g, (Case){1, 135, 9, 128, 8, 0, true, true, true, false, false});
     }
 }
 
