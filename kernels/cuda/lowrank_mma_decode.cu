@@ -96,7 +96,7 @@ template <typename S> struct WarpShared {
 };
 template <typename S>
 __device__ __forceinline__ WarpShared<S> warp_shared(bf16 *stages, int heads) {
-    int warp = (int)opaque(threadIdx.x) / WARP;
+    int warp = warp_index();
     bf16 *p = stages + 2 * S::stage(heads);
     float *scores = reinterpret_cast<float *>(p + 2 * heads * S::P);
     return {p + warp * S::P, scores + warp * S::SCORES, scores + (warp ^ 1) * S::SCORES};
@@ -287,15 +287,16 @@ __global__ void __launch_bounds__(2 * MAX_HEADS * WARP) lowrank_mma_decode_kerne
     WarpState<S> w;
     if (works) load_state(w, c, t, t.h + warp / 2, half);
     if (t.begin < t.end) copy_stage<S>(stages, c, t, t.begin);
-    for (int key = t.begin, end = t.end; key < end; key += KEYS, stage ^= 1) {
+    // t is taken anew for each stage: during the products there are no registers for it.
+    for (int key = t.begin; key < t.end; key += KEYS, stage ^= 1, t = decode_tile(c)) {
         bf16 *at = stages + stage * S::stage(c.heads);
         cp_async_wait<0>();
         bool cleared = false;  // at most the last keys are not seen by all queries
-        if (key + KEYS > end - QUERIES) cleared = clear_stage<S>(at, c, decode_tile(c));
+        if (key + KEYS > t.end - QUERIES) cleared = clear_stage<S>(at, c, t);
         // The stage is here, and nobody reads the one before any more.
         cleared = sync_any(cleared);
-        if (key + KEYS < end)
-            copy_stage<S>(stages + (stage ^ 1) * S::stage(c.heads), c, decode_tile(c), key + KEYS);
+        if (key + KEYS < t.end)
+            copy_stage<S>(stages + (stage ^ 1) * S::stage(c.heads), c, t, key + KEYS);
         if (works)
             part_scores(w, at, at + S::LATENTS + warp / 2 * 2 * S::Z, c.c.rope != nullptr,
                         warp_shared<S>(stages, c.heads).mine, half);

@@ -52,7 +52,8 @@ __device__ __forceinline__ DecodeTile decode_tile(const DecodeCall &c) {
     return t;
 }
 
-// Starts to copy positions key ... key + 31 of everything to a stage.
+// Starts to copy positions key ... key + 31 of everything to a stage. Here and in clear_stage i is
+// opaque: places computed for one stage are not kept for the next, for lack of registers.
 template <typename S>
 __device__ __forceinline__ void copy_stage(bf16 *stage, const DecodeCall &c, const DecodeTile &t,
                                            int key) {
@@ -60,17 +61,17 @@ __device__ __forceinline__ void copy_stage(bf16 *stage, const DecodeCall &c, con
     int n = t.end - key, heads = min(c.heads, c.a.NH - t.h);
     const bf16 *ks = static_cast<const bf16 *>(l.ks) + t.b * l.ks_batch + (size_t)key * S::HS;
     const bf16 *vs = static_cast<const bf16 *>(l.vs) + t.b * l.vs_batch + (size_t)key * S::HS;
-    for (int i = threadIdx.x; i < KEYS * S::HS / 8; i += blockDim.x) {
+    for (int i = (int)opaque(threadIdx.x); i < KEYS * S::HS / 8; i += blockDim.x) {
         int row = i / (S::HS / 8), chunk = i % (S::HS / 8), bytes = row < n ? 16 : 0;
         cp_async_16(chunk_at<S::HS>(stage + S::KS, row, chunk), ks + i * 8, bytes);
         cp_async_16(chunk_at<S::HS>(stage + S::VS, row, chunk), vs + i * 8, bytes);
     }
-    for (int i = threadIdx.x; l.rope && i < KEYS * S::HS / 4; i += blockDim.x) {
+    for (int i = (int)opaque(threadIdx.x); l.rope && i < KEYS * S::HS / 4; i += blockDim.x) {
         int row = i / (S::HS / 4), chunk = i % (S::HS / 4);
         cp_async_16(chunk_at<2 * S::HS>(stage + S::ROPE, row, chunk),
                     l.rope + (size_t)key * S::HS + i * 4, row < n ? 16 : 0);
     }
-    for (int i = threadIdx.x; i < heads * 2 * S::RS * 16 * 4; i += blockDim.x) {
+    for (int i = (int)opaque(threadIdx.x); i < heads * 2 * S::RS * 16 * 4; i += blockDim.x) {
         int chunk = i % 4, row = i / 4 % (16 * S::RS), plane = i / 4 / (16 * S::RS), h = plane / 2;
         bool values = plane % 2;
         size_t n_z = (size_t)(values ? l.n_zv : l.n_zk);
@@ -90,9 +91,9 @@ template <typename S>
 __device__ __forceinline__ bool clear_stage(bf16 *stage, const DecodeCall &c, const DecodeTile &t) {
     int heads = min(c.heads, c.a.NH - t.h);
     bool any = false;
-    for (int i = threadIdx.x; i < KEYS * S::HS / 8; i += blockDim.x)
+    for (int i = (int)opaque(threadIdx.x); i < KEYS * S::HS / 8; i += blockDim.x)
         any |= clear_not_finite(chunk_at<S::HS>(stage + S::VS, i / (S::HS / 8), i % (S::HS / 8)));
-    for (int i = threadIdx.x; i < heads * 2 * S::RS * 16 * 4; i += blockDim.x) {
+    for (int i = (int)opaque(threadIdx.x); i < heads * 2 * S::RS * 16 * 4; i += blockDim.x) {
         int chunk = i % 4, row = i / 4 % (16 * S::RS), plane = i / 4 / (16 * S::RS);
         if (plane % 2)
             any |= clear_not_finite(narrow_at(stage + S::LATENTS + plane * S::Z, row, chunk));

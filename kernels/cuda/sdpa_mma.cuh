@@ -17,6 +17,11 @@ __device__ __forceinline__ unsigned opaque(unsigned x) {
     return x;
 }
 
+// The warp's number in its block. Taken anew where needed, to save registers.
+__device__ __forceinline__ int warp_index() {
+    return (int)opaque(threadIdx.x) / WARP;
+}
+
 #define LOG2E 1.44269504088896f
 #define LN2   0.693147180559945f
 

@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(S::THREADS, S::DK == 64 ? 3 : 1) sdpa_mma_dkv_
     }
     __syncthreads();
     w = key_tile<S>(a);
-    row = (int)opaque(threadIdx.x) / WARP * 16;
+    row = warp_index() * 16;
     bf16 *dk_rows = g.dk + w.b * a.k_batch + w.kv * a.k_head;
     bf16 *dv_rows = g.dv + w.b * a.v_batch + w.kv * a.v_head;
     float dk_factor[2] = {a.scale, a.scale}, dv_factor[2] = {1.0f, 1.0f};

@@ -74,16 +74,20 @@ template <typename S> struct WarpRows {
     float dq[S::DK / 8][4], stats[2][2];  // stats: of rows lane/4, lane/4 + 8
 };
 
-template <typename S, bool MASKED>
-__device__ __forceinline__ void key_tile(WarpRows<S> &w, const bf16 *dout, int row, const bf16 *k,
-                                         const int (&limit)[2], float scale) {
+template <typename S>
+__device__ __forceinline__ void key_tile(WarpRows<S> &w, const bf16 *dout, const bf16 *k,
+                                         bool masked, const int (&limit)[2], float scale) {
     float s[4][4], dp[4][4];
     rows_dot<S::DK>(s, w.q, k);
     if constexpr (WarpRows<S>::HAS_DOUT)
         rows_dot<S::DV>(dp, w.dout, k + KEYS * S::DK);
     else
-        rows_dot<S::DV>(dp, dout, row, k + KEYS * S::DK);
-    gradients<MASKED>(s, dp, w.stats, limit, scale);
+        rows_dot<S::DV>(dp, dout, warp_index() * 16, k + KEYS * S::DK);
+    // The products stand once: a copy of them for each case would need more registers.
+    if (masked)
+        gradients<true>(s, dp, w.stats, limit, scale);
+    else
+        gradients<false>(s, dp, w.stats, limit, scale);
     add_product<S::DK>(w.dq, dp, k);
 }
 
@@ -94,7 +98,7 @@ __global__ void __launch_bounds__(S::THREADS, S::DK == 64 ? 3 : 1)
     bf16 *dout_tile = q_tile + S::ROWS * S::DK, *stages = dout_tile + S::ROWS * S::DV;
     const SdpaArgs &a = g.a;
     QueryRows r = query_rows<S>(a, row_tiles, blockIdx.x);
-    int row = (int)threadIdx.x / WARP * 16, end = (r.first + r.n - 1) / r.G + 1;
+    int row = warp_index() * 16, end = (r.first + r.n - 1) / r.G + 1;
     int key = (end - 1) / KEYS * KEYS, stage = 0, limit[2];
     WarpRows<S> w;
     size_t head = (size_t)r.b * a.NH + r.kv * r.G;
@@ -126,17 +130,15 @@ __global__ void __launch_bounds__(S::THREADS, S::DK == 64 ? 3 : 1)
         if (key > 0) copy_keys<S>(stages + (stage ^ 1) * S::STAGE, g, r.b, r.kv, key - KEYS);
         cp_async_commit();
         const bf16 *k = stages + stage * S::STAGE;
-        if (key + KEYS - 1 <= warp_first)
-            key_tile<S, false>(w, dout_tile, row, k, limit, a.scale * LOG2E);
-        else if (key <= warp_last)
-            key_tile<S, true>(w, dout_tile, row, k, limit, a.scale * LOG2E);
+        if (key <= warp_last)
+            key_tile(w, dout_tile, k, key + KEYS - 1 > warp_first, limit, a.scale * LOG2E);
         limit[0] += KEYS, limit[1] += KEYS;
     }
     r = query_rows<S>(a, row_tiles, opaque(blockIdx.x));
     bf16 *dq = g.dq + r.b * a.q_batch + (size_t)r.kv * r.G * a.q_head;
     float factor[2] = {a.scale, a.scale};
-    store_rows<S::DK>(w.dq, factor, q_tile, row, PackedRows{dq, a.q_token, a.q_head, r.G, r.first},
-                      r.n);
+    store_rows<S::DK>(w.dq, factor, q_tile, warp_index() * 16,
+                      PackedRows{dq, a.q_token, a.q_head, r.G, r.first}, r.n);
 }
 
 template <typename S> struct QKernel {
