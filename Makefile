@@ -208,7 +208,7 @@ $(BUILD)/cuda/test/kernels/%: $(BUILD)/test/kernels/%.o $(TWIN) $(CUDA_OBJ) $(TE
 cuda: $(if $(filter 1,$(CUDA)),$(CUDA_OBJ)) ## compile the kernels with nvcc, where it is found
 
 kernels: ## registers, shared memory and spills of every kernel; fails on spills in attention
-	@NVCC="$(NVCC)" BUILD="$(BUILD)" CUDA_ARCHS="$(CUDA_ARCHS)" scripts/check_kernels.sh
+	@NVCC="$(NVCC)" BUILD="$(BUILD)" scripts/check_kernels.sh
 
 asan: ## all tests under AddressSanitizer and UBSan
 	@$(MAKE) MODE=asan BUILD=build/asan test

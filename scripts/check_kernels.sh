@@ -1,6 +1,7 @@
 #!/bin/sh
 # check_kernels.sh [FILE.cu...] - registers, shared memory, stack and spills of every kernel, as ptxas sees them
-# (default: all of kernels/cuda and attention, for the architectures in CUDA_ARCHS, default "80 90").
+# (default: all of kernels/cuda and attention, for the architectures in CUDA_ARCHS; default: those of 80, 90, 100
+# and 120 that nvcc knows).
 # Status 1 when a file does not compile without warnings, or when an attention kernel (sdpa*, lowrank*) spills
 # registers to memory. Shared memory is asked for at launch: the largest request of the tests on the emulator, from
 # the files that they leave in $GPU_EMU_COVERAGE (build/check/launches), or "-". Needs nvcc (NVCC=...), no GPU.
@@ -8,6 +9,9 @@ cd "$(dirname "$0")/.." || exit 1
 nvcc=${NVCC:-$(command -v nvcc || ls /usr/local/cuda/bin/nvcc /opt/cuda/bin/nvcc 2>/dev/null | head -1)}
 [ -n "$nvcc" ] || { echo "check_kernels.sh: no nvcc found; set NVCC" >&2 && exit 2; }
 [ $# -gt 0 ] || set -- $(ls kernels/cuda/*.cu attention/*.cu 2>/dev/null)
+known=$("$nvcc" --list-gpu-code) || exit 1
+archs=${CUDA_ARCHS:-$(for arch in 80 90 100 120; do echo "$known" | grep -o "^sm_$arch\$"; done | cut -c 4-)}
+[ -n "$archs" ] || { echo "check_kernels.sh: $nvcc knows none of sm_80, 90, 100, 120; set CUDA_ARCHS" >&2 && exit 1; }
 build=${BUILD:-build} launches=${GPU_EMU_COVERAGE:-${BUILD:-build}/check/launches}
 tmp=$(mktemp -d) && trap 'rm -rf "$tmp"' EXIT
 jobs=$(nproc 2>/dev/null || echo 2)
@@ -40,7 +44,7 @@ awk -v arch="sm_$arch" '
 COMPILE
 bad=0
 for file; do
-    for arch in ${CUDA_ARCHS:-80 90}; do echo "$arch $file"; done
+    for arch in $archs; do echo "$arch $file"; done
 done | xargs -P "$jobs" -L 1 sh "$tmp/compile" "$nvcc" "$tmp" || bad=1
 
 # "bytes name" of the largest request for each kernel that the tests launched.
@@ -55,7 +59,7 @@ done | awk '{ n = $1; sub(/^[^ ]+ /, ""); if (!($0 in most) || n > most[$0]) mos
 
 printf '%-6s %4s %7s %6s %6s  %s\n' arch regs shared stack spills kernel
 for file; do
-    for arch in ${CUDA_ARCHS:-80 90}; do
+    for arch in $archs; do
         table=$tmp/$(basename "$file" .cu).$arch.table
         [ -f "$table" ] || continue
         case $(basename "$file") in sdpa*|lowrank*) strict=1 ;; *) strict=0 ;; esac
