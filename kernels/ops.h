@@ -64,7 +64,7 @@ typedef struct RopeArgs {
     int B, T, NH, HS;
     size_t head_stride;  // between heads, of input and output; 0: HS
     size_t ld_inp, ld_out;
-    const float *rope;  // (Tmax, HS/2, 2) cos, sin; NULL: no rotation
+    const float *rope;  // (Tmax, HS/2, 2) cos, sin, aligned to 8 bytes; NULL: no rotation
     const int *pos;     // (B): token t of row b stands at pos[b] + t; NULL: at t
     bool norm;
     float eps;

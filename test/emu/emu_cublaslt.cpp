@@ -193,6 +193,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     *found = 0;
     if (a->type != b->type || c->type != d->type || wanted < 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (a->type == CUDA_R_32F && d->type == CUDA_R_16BF) return CUBLAS_STATUS_NOT_SUPPORTED;
+    // Faster products of fp32 operands only (table of types in the manual of cublasLtMatmul).
+    if (desc->compute == CUBLAS_COMPUTE_32F_FAST_16BF && a->type != CUDA_R_32F)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     // Whatever the library can do: callers must be ready for epilogues that it can't.
     if (desc->epilogue == CUBLASLT_EPILOGUE_BIAS && (!desc->bias || d->rows % 8))
         return CUBLAS_STATUS_NOT_SUPPORTED;

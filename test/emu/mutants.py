@@ -287,17 +287,22 @@ def write(path, text):
         f.write(text)
 
 
-def make_tree(tree):
+def make_tree(tree, mutated):
+    """Copies what differs; the mutated files are written by build_all."""
     files = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
                            stdout=subprocess.PIPE, check=True).stdout.decode().split("\0")
     for f in filter(None, files):
-        if os.path.isfile(os.path.join(ROOT, f)):
-            os.makedirs(os.path.join(tree, os.path.dirname(f)), exist_ok=True)
-            shutil.copy2(os.path.join(ROOT, f), os.path.join(tree, f))
-    if os.path.isdir(os.path.join(ROOT, "build")):
+        source, copy = os.path.join(ROOT, f), os.path.join(tree, f)
+        if os.path.isfile(source) and not (os.path.exists(copy) and (
+                f in mutated or open(source, "rb").read() == open(copy, "rb").read())):
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            shutil.copy2(source, copy)
+    if os.path.isdir(os.path.join(ROOT, "build")) and not os.path.isdir(os.path.join(tree, "build")):
         subprocess.run(["cp", "-a", os.path.join(ROOT, "build"), tree], check=True)
-    write(os.path.join(tree, "test/emu/mutant.h"), HEADER)
-    write(os.path.join(tree, "test/emu/mutant_switch.cpp"), SWITCH)
+    for name, text in (("mutant.h", HEADER), ("mutant_switch.cpp", SWITCH)):
+        path = os.path.join(tree, "test/emu", name)
+        if not os.path.exists(path) or open(path).read() != text:
+            write(path, text)
 
 
 def build_all(tree, files, programs, jobs):
@@ -336,7 +341,8 @@ def run_case(tree, program, case, env, limit):
     start = time.time()
     try:
         code = subprocess.run([os.path.join(tree, program), case], cwd=tree,
-                              env=dict(os.environ, **env), timeout=limit, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+                              env=dict(os.environ, **env), timeout=limit, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL).returncode
     except subprocess.TimeoutExpired:
         code = -1
     return code, time.time() - start
@@ -347,9 +353,14 @@ def first_runs(tree, programs, pool):
     def first(at):
         program, case = at
         passed = os.path.join(tree, "passed." + os.path.basename(program) + "." + case)
-        code, seconds = run_case(tree, program, case, {"MUTANTS_PASSED": passed}, 600)
-        if code:
-            sys.exit("mutants.py: %s %s fails without a mutant" % (program, case))
+        took = passed + ".seconds"
+        if os.path.exists(took) and os.path.getmtime(took) > os.path.getmtime(os.path.join(tree, program)):
+            seconds = float(open(took).read())  # of an earlier run in the same tree
+        else:
+            code, seconds = run_case(tree, program, case, {"MUTANTS_PASSED": passed}, 600)
+            if code:
+                sys.exit("mutants.py: %s %s fails without a mutant" % (program, case))
+            write(took, str(seconds))
         switches = open(passed).read().split() if os.path.exists(passed) else []
         return seconds, program, case, set(map(int, switches))
 
@@ -377,6 +388,8 @@ def main():
     p.add_argument("-j", type=int, default=2)
     p.add_argument("-k", default="", help="only mutants in whose 'kind file source' this expression is found")
     p.add_argument("-t", default="", help="only test programs in whose name this expression is found")
+    p.add_argument("-c", type=int, help="at most so many test cases for each fault, the quickest: a first look")
+    p.add_argument("-d", help="keep the mutated tree in this folder, and take up what an earlier run left there")
     p.add_argument("-n", action="store_true", help="list them, run nothing")
     o = p.parse_args()
     os.chdir(ROOT)
@@ -390,15 +403,16 @@ def main():
             f, _, m = all_of[k]
             print("%s:%d: %s: %s" % (f.path, m.line, m.kind, m.text))
         return
-    tree = tempfile.mkdtemp(prefix="mutants.")
+    tree = o.d or tempfile.mkdtemp(prefix="mutants.")
     try:
         sys.exit(run_all(o, tree, files, all_of))
     finally:
-        shutil.rmtree(tree, ignore_errors=True)
+        if not o.d:
+            shutil.rmtree(tree, ignore_errors=True)
 
 
 def run_all(o, tree, files, all_of):
-    make_tree(tree)
+    make_tree(tree, [f.path for f in files])
     folder = "test/kernels/cuda"
     # Whole models are not in the check build.
     whole = re.findall(r"\w+", re.search(r"^EMU_WHOLE = (.*)$", open("Makefile").read(), re.M).group(1))
@@ -416,7 +430,7 @@ def run_all(o, tree, files, all_of):
         mine = [c for c in cases if k in c[3]]
         # A case that killed a neighbour is tried first.
         mine.sort(key=lambda c: (-order.get((f.path, c[2]), 0), c[0]))
-        for seconds, program, case, _ in mine:
+        for seconds, program, case, _ in mine[:o.c]:
             code, _ = run_case(tree, program, case, {"MUTANT": str(k)}, 20 + 10 * seconds)
             if code:
                 order[f.path, case] = order.get((f.path, case), 0) + 1
