@@ -317,9 +317,8 @@ __device__ __forceinline__ void copy_queries(bf16 *q, const ForwardCall &c, cons
     const bf16 *from = c.q + t.b * c.a.q_batch + (size_t)t.kv * t.G * c.a.q_head;
     for (int i = threadIdx.x % WARP; i < 16 * MT * DK / 8; i += WARP) {
         int at = row + i / (DK / 8), chunk = i % (DK / 8), m = t.first + at;
-        bool exists = at < t.n;
-        const bf16 *p = from + (size_t)(m / t.G) * c.a.q_token + m % t.G * c.a.q_head;
-        cp_async_16(chunk_at<DK>(q, at, chunk), exists ? p + chunk * 8 : c.q, exists ? 16 : 0);
+        const bf16 *p = from + (size_t)(m / t.G) * c.a.q_token + m % t.G * c.a.q_head + chunk * 8;
+        cp_async_16(chunk_at<DK>(q, at, chunk), p, at < t.n ? 16 : 0);
     }
 }
 

@@ -150,9 +150,9 @@ typedef struct Extend {
 static void extend_new(Extend *e, const Ops *g, const SdpaCase *c, const SdpaCache *cache) {
     size_t keys = (size_t)c->NKV * c->HS, values = (size_t)c->NKV * c->HV;
     size_t row = cache->prefix ? keys : keys + values + (size_t)c->pad,
-           Tmax = (size_t)(cache->far + c->T + 6);
+           Tmax = (size_t)(cache->far + c->T);
     SdpaArgs a = packed_args(c);
-    int pos[ROWS] = {cache->far, 0, 5}, n_new[ROWS] = {c->T, c->T > 1 ? c->T - 1 : 1, 0};
+    int pos[ROWS] = {cache->far, 0, (int)Tmax}, n_new[ROWS] = {c->T, c->T > 1 ? c->T - 1 : 1, 0};
     memcpy(e->pos, pos, sizeof pos), memcpy(e->n_new, n_new, sizeof n_new);
     e->gpos = twin_ints(g, pos, ROWS), e->gnew = twin_ints(g, n_new, ROWS);
     a.B = ROWS, a.Tk = (int)Tmax, a.k_token = a.v_token = row, a.k_batch = a.v_batch = Tmax * row;

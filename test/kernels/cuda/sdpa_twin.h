@@ -18,8 +18,8 @@ typedef struct SdpaCase {
 
 void sdpa_twin_training(TestCtx *t, const Ops *g, SdpaCase c);
 
-// T new tokens of three rows: behind `far` keys, behind none (one token less), none behind 5. A
-// cache of its own for keys and values, or one whose rows serve as both (v a prefix of k); NaN
+// T new tokens of three rows: behind `far` keys, behind none (one token less), none in a full row.
+// A cache of its own for keys and values, or one whose rows serve as both (v a prefix of k); NaN
 // behind every row's end.
 typedef struct SdpaCache {
     bool bf16, prefix;

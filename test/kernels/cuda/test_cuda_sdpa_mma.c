@@ -24,14 +24,15 @@ static void training_matches_at_every_length(TestCtx *t) {
     }
 }
 
-// Packed groups do not divide tiles of rows.
+// Packed groups do not divide tiles of rows; a second head begins behind a whole tile of queries.
 static void training_matches_for_every_group(TestCtx *t) {
     const Ops *g;
     static const SdpaCase groups[] = {{.B = 2, .T = 35, .NH = 2, .NKV = 2},
                                       {.B = 1, .T = 47, .NH = 3, .NKV = 1},
-                                      {.B = 1, .T = 33, .NH = 18, .NKV = 1}};
+                                      {.B = 1, .T = 33, .NH = 18, .NKV = 1},
+                                      {.B = 1, .T = 32, .NH = 2, .NKV = 1}};
     FOR_EACH_ORDER(g, order) {
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 4; i++) {
             SdpaCase c = groups[i];
             const int *size = sizes[(i + order) % N_SIZES];
             c.HS = size[0], c.HV = size[1], c.pad = 8;
