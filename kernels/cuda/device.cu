@@ -106,17 +106,16 @@ void cuda_staging_sent() {
 }
 
 static void *scratch(int which, size_t bytes) {
-    if (bytes <= device.scratch_bytes[which]) {
-        make_undefined(device.scratch[which], bytes);
-        return device.scratch[which];
-    }
-    cuda_wait();
-    CUDA_CHECK(cudaFree(device.scratch[which]));
     size_t *held = &device.scratch_bytes[which];
-    *held = round_up(bytes, (size_t)1 << 20);
-    if (cudaMalloc(&device.scratch[which], *held) != cudaSuccess) {
-        die("out of GPU memory: no room for %zu bytes of scratch", *held);
+    if (bytes > *held) {
+        cuda_wait();
+        CUDA_CHECK(cudaFree(device.scratch[which]));
+        *held = round_up(bytes, (size_t)1 << 20);
+        if (cudaMalloc(&device.scratch[which], *held) != cudaSuccess) {
+            die("out of GPU memory: no room for %zu bytes of scratch", *held);
+        }
     }
+    make_undefined(device.scratch[which], bytes);
     return device.scratch[which];
 }
 

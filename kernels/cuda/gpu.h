@@ -91,8 +91,8 @@ static inline void limit_shared(size_t bytes) {
 #endif
 }
 
-// Says that the contents of device memory are undefined from now on; the emulator then catches
-// those who read them.
+// Says that the contents of device memory are undefined from now on, and that an allocation which
+// begins there is used no further than this. The emulator then catches who reads or goes beyond.
 static inline void make_undefined(void *p, size_t bytes) {
 #ifdef GPU_EMU
     emu_undefined(p, bytes);

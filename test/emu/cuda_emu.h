@@ -200,7 +200,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 
-// What these bytes of device memory hold is no longer to be read.
+// What these bytes of device memory hold is no longer to be read; where p is the start of an
+// allocation, its other bytes are no longer to be used.
 void emu_undefined(void *p, size_t bytes);
 // From now on no block gets more shared memory than this.
 void emu_limit_shared(size_t bytes);

@@ -66,7 +66,7 @@ char *emu_reserve(size_t bytes);              // address space that costs nothin
 bool emu_is_shared(const void *p);            // inside the space for shared memory
 void emu_shared_begin(size_t bytes);          // fresh shared memory for a block
 void emu_memory_verify();                     // red zones are intact, or fail
-bool emu_exists(const void *p);               // a byte of live device memory or of shared memory
+bool emu_exists(const void *p);               // a byte of device memory in use, or of shared memory
 bool emu_allocated(const void *p, size_t n);  // one device allocation holds it all
 const char *emu_describe(const void *p);      // "byte 12 of shared memory (1024 bytes)", ...
 

@@ -14,7 +14,7 @@ const unsigned short NAN_BITS = 0x7FFF;  // NaN as bf16, and twice as fp32; huge
 
 struct Allocation {
     char *p;
-    size_t bytes;
+    size_t bytes, held;  // those that may be used, of those that it has
     bool freed;
 };
 
@@ -42,14 +42,14 @@ void arena_open() {
 }
 
 // The allocation whose bytes or red zones hold p. The list is in order of addresses.
-const Allocation *find(const void *p) {
+Allocation *find(const void *p) {
     size_t low = 0, high = memory.list.size();
     while (low < high) {
         size_t mid = (low + high) / 2;
-        const Allocation &a = memory.list[mid];
+        Allocation &a = memory.list[mid];
         if (p < a.p - RED)
             high = mid;
-        else if (p >= a.p + a.bytes + RED)
+        else if (p >= a.p + a.held + RED)
             low = mid + 1;
         else
             return &a;
@@ -95,15 +95,20 @@ bool emu_is_shared(const void *p) {
     return (size_t)((uintptr_t)p - (uintptr_t)emu_arena().base) < SHARED_SPACE;
 }
 
-bool emu_exists(const void *p) {
-    if (emu_is_shared(p)) return p >= memory.shared && p < memory.shared + memory.shared_bytes;
-    return emu_allocated(p, 1);
-}
-
-bool emu_allocated(const void *p, size_t n) {
+static bool within(const void *p, size_t n, size_t Allocation::*bytes) {
     const Allocation *a = find(p);
     return a && !a->freed && p >= a->p &&
-           (size_t)(static_cast<const char *>(p) - a->p) + n <= a->bytes;
+           (size_t)(static_cast<const char *>(p) - a->p) + n <= a->*bytes;
+}
+
+bool emu_exists(const void *p) {
+    if (emu_is_shared(p)) return p >= memory.shared && p < memory.shared + memory.shared_bytes;
+    return within(p, 1, &Allocation::bytes);
+}
+
+// What may be used of it changes on the stream, and calls are checked ahead of that.
+bool emu_allocated(const void *p, size_t n) {
+    return within(p, n, &Allocation::held);
 }
 
 const char *emu_describe(const void *ptr) {
@@ -148,7 +153,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
         return cudaErrorMemoryAllocation;
     }
     memory.next = next;
-    memory.list.push_back({at, bytes, false});
+    memory.list.push_back({at, bytes, bytes, false});
     memory.in_use += bytes;
     fill_nan(at, bytes);
     red_zones(at, bytes);
@@ -158,8 +163,16 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
 
 void emu_undefined(void *p, size_t bytes) {
     emu_enqueue([=] {
+        size_t touched = bytes;
+        Allocation *a = find(p);
+        if (a && a->p == p && bytes <= a->held) {
+            verify(a->p, a->bytes);
+            touched = max(touched, a->bytes) + RED;
+            a->bytes = bytes;
+            red_zones(a->p, bytes);
+        }
         fill_nan(static_cast<char *>(p), bytes);
-        if (emu_checking) emu_mark_fresh(p, bytes);
+        if (emu_checking) emu_mark_fresh(p, touched);
     });
 }
 
@@ -170,12 +183,12 @@ cudaError_t cudaFree(void *p) {
         if (a.p != p || a.freed) continue;
         verify(a.p, a.bytes);
         a.freed = true;
-        memory.in_use -= a.bytes;
+        memory.in_use -= a.held;
         fill_nan(a.p, std::min(a.bytes, (size_t)4096));
-        if (emu_checking) emu_mark_fresh(a.p, a.bytes);
+        if (emu_checking) emu_mark_fresh(a.p, a.held);
         // Whole pages go back to the system; what is read from them now is not worth a promise.
         uintptr_t first = ((uintptr_t)a.p + 4095) / 4096 * 4096;
-        uintptr_t last = ((uintptr_t)a.p + a.bytes) / 4096 * 4096;
+        uintptr_t last = ((uintptr_t)a.p + a.held) / 4096 * 4096;
         if (last > first) madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
         return cudaSuccess;
     }

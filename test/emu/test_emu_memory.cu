@@ -157,6 +157,15 @@ static void undefined_memory_is_not_to_be_read(TestCtx *t) {
         LAUNCH(copy_kernel, 1, 64, 0, nullptr)(out.p, scratch.p);
     });
 }
+// Scratch of one op may be less than another left behind.
+static void memory_beyond_what_is_used_is_caught(TestCtx *t) {
+    Device out(64), scratch(64);
+    expect_fault(t, "out of bounds", [&](int f) {
+        make_undefined(scratch.p, f ? 252 : 256);
+        CUDA_CHECK(cudaMemsetAsync(scratch.p, 0, f ? 252 : 256, nullptr));
+        LAUNCH(copy_kernel, 1, 64, 0, nullptr)(out.p, scratch.p);
+    });
+}
 // Scratch that grows is freed while an earlier address is still about.
 static void memory_freed_behind_a_launch_is_caught(TestCtx *t) {
     Device out(64);
@@ -251,6 +260,7 @@ TEST_MAIN({"writing_behind_shared_memory_is_caught", writing_behind_shared_memor
           {"blocks_of_a_launch_are_not_ordered", blocks_of_a_launch_are_not_ordered},
           {"blocks_may_not_read_what_others_write", blocks_may_not_read_what_others_write},
           {"undefined_memory_is_not_to_be_read", undefined_memory_is_not_to_be_read},
+          {"memory_beyond_what_is_used_is_caught", memory_beyond_what_is_used_is_caught},
           {"memory_freed_behind_a_launch_is_caught", memory_freed_behind_a_launch_is_caught},
           {"copies_of_freed_memory_are_caught", copies_of_freed_memory_are_caught},
           {"atomics_are_ordered_but_not_with_plain_accesses",
