@@ -29,7 +29,7 @@ static void training_matches_for_every_group(TestCtx *t) {
     const Ops *g;
     static const SdpaCase groups[] = {{.B = 2, .T = 35, .NH = 2, .NKV = 2},
                                       {.B = 1, .T = 47, .NH = 3, .NKV = 1},
-                                      {.B = 1, .T = 33, .NH = 18, .NKV = 1},
+                                      {.B = 1, .T = 33, .NH = 18, .NKV = 1, .scores = SCORES_LARGE},
                                       {.B = 1, .T = 32, .NH = 2, .NKV = 1}};
     FOR_EACH_ORDER(g, order) {
         for (int i = 0; i < 4; i++) {
