@@ -24,7 +24,7 @@ size_t muon_scratch(const MuonGroup *g) {
     return count * (2 * small * small + (size_t)g->rows * (size_t)g->cols);
 }
 
-static bool is_muon(const TensorSpec *s, const Config *c) {
+bool muon_takes(const TensorSpec *s, const Config *c) {
     return c->optim.group[s->kind].optimizer == OPTIM_MUON;
 }
 
@@ -54,11 +54,11 @@ void muon_batches(MuonBatches *out, const TensorTable *t, const Config *c, const
     int n = 0;
     for (int i = 0; i < t->n; i++) {
         const TensorSpec *s = &t->tensor[i].spec;
-        if (taken[i] || !is_muon(s, c)) continue;
+        if (taken[i] || !muon_takes(s, c)) continue;
         int first = n;
         for (int j = i; j < t->n; j++) {
             const TensorSpec *other = &t->tensor[j].spec;
-            if (taken[j] || !is_muon(other, c) || !go_together(s, other, c)) continue;
+            if (taken[j] || !muon_takes(other, c) || !go_together(s, other, c)) continue;
             taken[j] = true;
             out->order[n++] = j;
         }

@@ -15,6 +15,8 @@ typedef struct MuonGroup {
 
 // The unit that config's muon_unit gives for a tensor (units, rows, cols, aspect; n = 1).
 MuonGroup muon_group(const TensorSpec *s, const Config *c);
+// Whether the config gives tensors of this kind to Muon; else they go to AdamW.
+bool muon_takes(const TensorSpec *s, const Config *c);
 // Which tensors go through Newton-Schulz together: order[first .. first + n) are rows of the table.
 typedef struct MuonBatch {
     int first, n;

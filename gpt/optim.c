@@ -29,10 +29,6 @@ static const OptimGroup *group_of(const Config *c, const TensorSpec *s) {
     return &c->optim.group[s->kind];
 }
 
-static bool is_muon(const Config *c, const TensorSpec *s) {
-    return group_of(c, s)->optimizer == OPTIM_MUON;
-}
-
 static bool has_master(const Config *c, const Ops *ops, const TensorSpec *s) {
     return s->type == TYPE_FX && ops->elem_size != sizeof(float) && c->optim.master == MASTER_F32;
 }
@@ -52,7 +48,7 @@ static size_t layout(Optimizer *o, const TensorTable *t, const Config *c, const 
     size_t used = 0;
     for (int i = 0; i < t->n; i++) {
         const TensorSpec *s = &t->tensor[i].spec;
-        bool muon = is_muon(c, s), want[4] = {!muon, !muon, muon, has_master(c, ops, s)};
+        bool muon = muon_takes(s, c), want[4] = {!muon, !muon, muon, has_master(c, ops, s)};
         for (int k = 0; k < 4; k++) {
             if (!want[k]) continue;
             size_t bytes = round_up(spec_stored(s) * sizeof(float), 256);
@@ -177,7 +173,7 @@ void optim_step(Optimizer *o, int64_t step, double lr_factor, StepState *out) {
     }
     m->ops->grad_finish(m->state, (float)m->cfg.optim.grad_clip);
     for (int i = 0; i < t->n; i++) {
-        if (!is_muon(&m->cfg, &t->tensor[i].spec)) adamw_tensor(o, i, step, lr_factor);
+        if (!muon_takes(&t->tensor[i].spec, &m->cfg)) adamw_tensor(o, i, step, lr_factor);
     }
     for (int i = 0; i < o->muon.n; i++)
         muon_batch(o, o->muon.batch[i], step, lr_factor);

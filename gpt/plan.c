@@ -65,8 +65,7 @@ static void count_flops(Plan *p) {
     PlanFlops *f = &p->flops;
     for (int i = 0; i < p->table.n; i++) {
         const Tensor *t = &p->table.tensor[i];
-        if (c->optim.group[t->spec.kind].optimizer == OPTIM_MUON)
-            f->optimizer_step += muon_flops(&t->spec, c);
+        if (muon_takes(&t->spec, c)) f->optimizer_step += muon_flops(&t->spec, c);
         // Where tokens meet derived matrices, the raw rows are only what those are made of.
         if (in_products(c, t) && !(derived > 0 && t->spec.raw))
             executed += (double)spec_stored(&t->spec);
