@@ -22,7 +22,7 @@ static void backward_bf16(floatX *dq, floatX *dk, floatX *dv, const floatX *dout
 }
 
 bool sdpa_mma_extend(bf16 *out, const bf16 *q, const bf16 *k, const bf16 *v, const SdpaArgs *a) {
-    if (a->HS == 576) return sdpa_mma_latent(out, q, k, v, a);
+    if (sdpa_mma_latent(out, q, k, v, a)) return true;
     if ((size_t)a->Tq * (size_t)(a->NH / a->NKV) <= DECODE_ROWS)
         return sdpa_mma_decode(out, q, k, v, a);
     return sdpa_mma_forward(out, nullptr, q, k, v, a);

@@ -7,13 +7,14 @@
 enum { BLOCK = 256 };
 
 // stats (B, NH, stats_rows, 2): lse in base 2 and delta = sum of dout * out; infinity and 0 behind
-// Tq, so that P is 0 there. LANES lanes read a row.
+// Tq, so that P is 0 there. LANES lanes read a row; blocks divide the stats_rows of a head.
 template <int LANES>
 __global__ void sdpa_mma_stats_kernel(float *stats, const float *lse, const bf16 *out, MmaGrad g) {
+    static_assert(QUERY_TILE * LANES % BLOCK == 0, "no block passes the last row");
     const SdpaArgs &a = g.a;
     size_t row = ((size_t)blockIdx.x * BLOCK + threadIdx.x) / LANES, heads = row / g.stats_rows;
     int t = (int)(row % g.stats_rows), lane = threadIdx.x % LANES;
-    bool exists = heads < (size_t)a.B * a.NH && t < a.Tq;
+    bool exists = t < a.Tq;
     float x[8] = {}, y[8] = {}, sum = 0.0f;
     if (exists) {
         size_t at = heads / a.NH * a.o_batch + heads % a.NH * a.o_head + t * a.o_token + lane * 8;
@@ -24,8 +25,8 @@ __global__ void sdpa_mma_stats_kernel(float *stats, const float *lse, const bf16
     for (int j = 0; j < 8; j++)
         sum += x[j] * y[j];
     sum = warp_sum<LANES>(sum);
-    if (lane > 0 || heads >= (size_t)a.B * a.NH) return;
-    float both[2] = {exists ? lse[heads * a.Tq + t] * LOG2E : INFINITY, exists ? sum : 0.0f};
+    if (lane > 0) return;
+    float both[2] = {exists ? lse[heads * a.Tq + t] * LOG2E : INFINITY, sum};
     store_vec<2>(stats + row * 2, both);
 }
 

@@ -196,7 +196,7 @@ __device__ __forceinline__ void add_warps(const float *shared, const DecodeCall 
         }
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            y[j] = sum == 0.0f ? 0.0f : y[j] / sum;
+            y[j] /= sum;
         if (c.split.n_splits == 1) {
             store_vec<8>(c.out + t.b * c.a.o_batch + at / t.G * c.a.o_token + h * c.a.o_head + col,
                          y);

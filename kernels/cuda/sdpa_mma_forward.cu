@@ -267,7 +267,7 @@ __device__ __forceinline__ void write_split(const ForwardCall &c, const RowTile 
             int at = row + 16 * i + 8 * r + lane / 4;
             if (at >= t.n) continue;
             size_t to = t.split * c.split.rows + stats_row(c.a, t, t.first + at);
-            float l = rows.l[i][r], factor = l == 0.0f ? 0.0f : 1.0f / l;
+            float l = rows.l[i][r], factor = 1.0f / l;
 #pragma unroll
             for (int j = 0; j < DV / 8; j++) {
                 float x[2] = {rows.o[i][j][2 * r] * factor, rows.o[i][j][2 * r + 1] * factor};

@@ -184,7 +184,7 @@ __device__ __forceinline__ void latent_write(const LatentCall &c, const LatentTi
 #pragma unroll
             for (int w = 0; w < S::WARPS; w++)
                 sum += sums[w * S::ROWS + row];
-            float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+            float factor = 1.0f / sum;
             size_t part =
                 t.split * c.split.rows + ((size_t)t.b * c.a.NH + h) * c.a.Tq + at / c.a.NH;
             bf16 *out =
@@ -217,9 +217,8 @@ __global__ void __launch_bounds__(S::THREADS) sdpa_mma_latent_kernel(LatentCall 
                         chunk * 8,
                     row < t.n ? 16 : 0);
     }
-    if (t.begin < t.end)
-        copy_rows<DK, S::KEYS, S::THREADS>(tiles, k + t.begin * c.a.k_token, c.a.k_token,
-                                           t.end - t.begin);
+    copy_rows<DK, S::KEYS, S::THREADS>(tiles, k + t.begin * c.a.k_token, c.a.k_token,
+                                       t.end - t.begin);
     cp_async_commit();
     LatentRows<S> rows;
 #pragma unroll

@@ -22,7 +22,7 @@ void sdpa_plain_extend(floatX *out, const floatX *q, const void *k, const void *
 
 // Partial results of rows whose keys were cut into splits.
 typedef struct SplitRows {
-    float *out;  // (n_splits, rows, HV), each normalised by itself
+    float *out;  // (n_splits, rows, HV), each normalised by itself; anything where there is no key
     float *lse;  // (n_splits, rows), base 2; -inf: no key
     int n_splits;
     size_t rows;  // B * NH * Tq, in the order of lse (B, NH, Tq)

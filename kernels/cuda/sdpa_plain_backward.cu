@@ -67,9 +67,9 @@ __device__ __forceinline__ void tile_probabilities(float (&p)[4][2], float (&dp)
         float lse = real ? t.lse[at] * LOG2_E : 0.0f, delta = real ? t.delta[at] : 0.0f;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            bool seen = real && key + tx + 16 * j <= n;
+            bool seen = key + tx + 16 * j <= n;  // 1 in rows that do not exist, whose dout is 0
             p[i][j] = seen ? exp2_approx(p[i][j] * (a.scale * LOG2_E) - lse) : 0.0f;
-            dp[i][j] = seen ? dp[i][j] - delta : 0.0f;
+            dp[i][j] -= delta;
         }
     }
 }

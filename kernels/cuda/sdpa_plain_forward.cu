@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(SDPA_THREADS, 1) sdpa_rows_kernel(Attend<T, KV
         tile_scores<W>(s, q, at.row, k, key, a.HS, sh);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            limit[i] = min(start + (at.row + 4 * ty + i) / G, end - 1) - key;
+            limit[i] = start + (at.row + 4 * ty + i) / G - key;
 #pragma unroll
             for (int j = 0; j < 2; j++)
                 s[i][j] = tx + 16 * j <= limit[i] ? s[i][j] * (a.scale * LOG2_E) : -INFINITY;
@@ -93,8 +93,7 @@ __global__ void __launch_bounds__(SDPA_THREADS, 1) sdpa_rows_kernel(Attend<T, KV
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float total = warp_sum<16>(sum[i]),
-              factor = total > 0.0f || total != total ? 1.0f / total : 0.0f;
+        float total = warp_sum<16>(sum[i]), factor = 1.0f / total;
         int m = at.row + 4 * ty + i;
         if (m >= n_rows) continue;
         int h = at.kv * G + m % G;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """mutants.py - do the tests notice when a kernel loses a barrier, a wait or a guard?
 
-usage: test/emu/mutants.py [-j N] [-k REGEX] [-t REGEX] [FILE...]        (also: make mutants FILES=...)
+usage: test/emu/mutants.py [-j N] [-k REGEX] [-t REGEX] [-c N] [-r LOG] [FILE...]        (also: make mutants FILES=...)
 
 All faults are built at once, into a copy of the tree under a temporary folder: each stands behind
 a switch that the environment throws, so that a file is compiled once and not for every fault. A
@@ -16,7 +16,7 @@ are others. Only for kernels/cuda; needs what `make emu` needs.
   guard    the condition of an if always holds, or never before return, continue and break
   operand  one side of && or || left out, also on the host: paths are chosen there
   else     c ? x : 0 becomes x
-  clamp    min or max returns one argument whatever the other
+  clamp    min or max returns its first or second argument whatever the other
 """
 import argparse
 import concurrent.futures
@@ -77,10 +77,15 @@ extern "C" int mutant(int k) {
 
 
 def masked(text):
-    """The text with comments, strings and preprocessor lines blanked, so that offsets stay."""
+    """The text with comments, strings and preprocessor lines blanked, so that offsets stay, and
+    f<A, B>(x) as f(A, B)(x): what holds template arguments is a bracket like others."""
     blank = lambda m: re.sub(r"[^\n]", " ", m.group())
     text = re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"', blank, text, flags=re.S)
-    return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", blank, text, flags=re.M)
+    text = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", blank, text, flags=re.M)
+    more = 1
+    while more:
+        text, more = re.subn(r"(?<=\w)<([^<>;{}]*)>", r"(\1)", text)  # a less-than has a space before it
+    return text
 
 
 def closing(text, at):
@@ -164,9 +169,9 @@ class File:
     def line_of(self, at):
         return self.text.count("\n", 0, at) + 1
 
-    def add(self, kind, start, end, edit):
+    def add(self, kind, start, end, edit, what=""):
         """edit(k): (prefix, suffix, replacements of (from, to, text) inside)"""
-        text = " ".join(self.text[start:end].split())
+        text = " ".join(self.text[start:end].split()) + what
         self.mutants.append(Mutant(kind, self.line_of(start), text, start, end))
         self.edits.append(edit)
 
@@ -177,7 +182,7 @@ class File:
 
     def syncs(self):
         for m in re.finditer(r"(__syncthreads|__syncwarp|cp_async_commit)\(\);"
-                             r"|cp_async_wait<([^;]*)>\(\);", self.m):
+                             r"|cp_async_wait\(([^;]*)\)\(\);", self.m):
             if not self.in_device(m.start()):
                 continue
             kind = "sync" if m.group().startswith("__") else "commit" if m.group(1) else "wait"
@@ -251,8 +256,8 @@ class File:
             end = closing(self.m, m.end() - 1) + 1
             name = m.span()
             self.add("clamp", m.start(), end, lambda k, name=name, f=m.group(1): (
-                "", "", [name + ("mut_%s(%d, " % (f, k),)]))
-            self.add("clamp", m.start(), end, lambda k: ("", "", []))
+                "", "", [name + ("mut_%s(%d, " % (f, k),)]), " = first")
+            self.add("clamp", m.start(), end, lambda k: ("", "", []), " = second")
 
     def build(self, first, dropped):
         """The source with every mutant but the dropped ones, numbered from `first`."""
@@ -368,18 +373,22 @@ def first_runs(tree, programs, pool):
     return sorted(pool.map(first, cases), key=lambda c: c[0])
 
 
-def known_equivalents():
+def known_equivalents(all_of):
     """{(file, kind, source text)} of mutants.txt: "file | kind | text | reason" lines."""
-    known = set()
-    for line in open(os.path.join(ROOT, KNOWN)) if os.path.exists(os.path.join(ROOT, KNOWN)) else []:
-        part = [p.strip() for p in line.split(" | ")]
-        if len(part) == 4 and not line.startswith("#"):
-            known.add(tuple(part[:3]))
+    known = set(re.findall(r"^(\w[^ ]*) \| (\w+) \| (.*) \| .*$", open(KNOWN).read(), re.M))
+    gone = known - {(f.path, m.kind, m.text) for f, _, m in all_of}
+    paths = {f.path for f, _, _ in all_of}
+    for path, kind, text in sorted(k for k in gone if k[0] in paths or not os.path.exists(k[0])):
+        print("no such mutant: %s: %s: %s (%s)" % (path, kind, text, KNOWN))
     return known
 
 
 def chosen(o, all_of):
-    return [k for k, (f, _, m) in enumerate(all_of) if re.search(o.k, " ".join((m.kind, f.path, m.text)))]
+    """The numbers of those that -k and -r let through."""
+    log = open(o.r).read() if o.r else ""
+    before = set(re.findall(r"^(?:survived|not reached|not built): (.*?):\d+: (\w+): (.*)$", log, re.M))
+    return [k for k, (f, _, m) in enumerate(all_of) if re.search(o.k, " ".join((m.kind, f.path, m.text)))
+            and (not o.r or (f.path, m.kind, m.text) in before)]
 
 
 def main():
@@ -389,6 +398,7 @@ def main():
     p.add_argument("-k", default="", help="only mutants in whose 'kind file source' this expression is found")
     p.add_argument("-t", default="", help="only test programs in whose name this expression is found")
     p.add_argument("-c", type=int, help="at most so many test cases for each fault, the quickest: a first look")
+    p.add_argument("-r", help="only mutants that this file, the output of an earlier run, says were not noticed")
     p.add_argument("-d", help="keep the mutated tree in this folder, and take up what an earlier run left there")
     p.add_argument("-n", action="store_true", help="list them, run nothing")
     o = p.parse_args()
@@ -420,7 +430,7 @@ def run_all(o, tree, files, all_of):
                       if re.match(r"test_.*\.c$", f) and f[len("test_cuda_"):-2] not in whole
                       and re.search(o.t, f[:-2]))
     dropped = build_all(tree, files, programs, o.j)
-    known, order = known_equivalents(), {}
+    known, order = known_equivalents(all_of), {}
     count = dict.fromkeys(["killed", "survived", "equivalent", "not reached", "not built"], 0)
 
     def fate(k):

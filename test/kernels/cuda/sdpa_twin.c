@@ -26,14 +26,32 @@ static SdpaArgs packed_args(const SdpaCase *c) {
                       .k_batch = T * row,
                       .v_batch = T * row,
                       .o_batch = T * o,
-                      .scale = 1 / sqrtf((float)c->HS),
+                      .scale = c->scale != 0 ? c->scale : 1 / sqrtf((float)c->HS),
                       .any_order = c->any_order,
                       .kv_type = TYPE_FX};
 }
 
+// The same with arrays of their own, and c->odd_stride.
+static SdpaArgs spread_args(const SdpaCase *c) {
+    SdpaArgs a = packed_args(c);
+    size_t *strides[4][3] = {{&a.q_head, &a.q_token, &a.q_batch},
+                             {&a.k_head, &a.k_token, &a.k_batch},
+                             {&a.v_head, &a.v_token, &a.v_batch},
+                             {&a.o_head, &a.o_token, &a.o_batch}};
+    int width[] = {c->HS, c->HS, c->HV, c->HV}, heads[] = {c->NH, c->NKV, c->NKV, c->NH};
+    for (int i = 0; i < 4; i++) {
+        size_t within = (size_t)width[i], count[] = {(size_t)heads[i], (size_t)c->T};
+        for (int j = 0; j < 3; j++) {
+            *strides[i][j] = within + (c->odd_stride == 3 * i + j + 1 ? 4 : 0);
+            if (j < 2) within = round_up(count[j] * *strides[i][j], 8);
+        }
+    }
+    return a;
+}
+
 // Rows of [q | k | v], whose scores are as the case says.
-static Twin inputs(const Ops *g, const SdpaCase *c, const SdpaArgs *a) {
-    size_t n = (size_t)c->B * a->q_batch, q = (size_t)c->NH * c->HS;
+static Twin inputs(const Ops *g, const SdpaCase *c, const SdpaArgs *a, size_t n) {
+    size_t q = (size_t)c->NH * c->HS;
     size_t k = q + (size_t)c->NKV * c->HS, HS = (size_t)c->HS;
     float *x = mem_alloc(n, sizeof(float));
     test_noise(x, n, 1, 2);
@@ -56,15 +74,20 @@ typedef struct Data {
 } Data;
 
 static Data data_new(const Ops *g, const SdpaCase *c) {
-    Data d = {.a = packed_args(c)};
-    size_t B = (size_t)c->B, stats = B * (size_t)c->NH * c->T;
+    Data d = {.a = c->odd_stride ? spread_args(c) : packed_args(c)};
+    size_t B = (size_t)c->B, stats = B * (size_t)c->NH * c->T, n = B * d.a.q_batch;
     size_t q = (size_t)c->NH * c->HS, k = (size_t)c->NKV * c->HS;
+    if (c->odd_stride)
+        q = round_up(n, 8), k = round_up(B * d.a.k_batch, 8), n = q + k + B * d.a.v_batch;
     d.k_at = q + (size_t)c->k_gap, d.v_at = d.k_at + k + (size_t)c->v_gap;
     d.dk_at = q + (size_t)c->dk_gap, d.dv_at = d.dk_at + k + (size_t)c->dv_gap;
-    d.x = inputs(g, c, &d.a);
-    d.out = twin_new(g, TYPE_FX, B * d.a.o_batch), d.lse = twin_new(g, TYPE_F32, stats);
+    d.x = inputs(g, c, &d.a, n);
+    bool gaps = c->odd_stride != 0;  // nobody writes there
+    d.out = gaps ? twin_noise(g, TYPE_FX, B * d.a.o_batch, 4, 1)
+                 : twin_new(g, TYPE_FX, B * d.a.o_batch);
+    d.lse = twin_new(g, TYPE_F32, stats);
     d.dout = twin_noise(g, TYPE_FX, B * d.a.o_batch, 2, 1);
-    d.dx = twin_noise(g, TYPE_FX, B * d.a.q_batch, 3, 1);
+    d.dx = twin_noise(g, TYPE_FX, n, 3, 1);
     return d;
 }
 
@@ -113,7 +136,7 @@ void *sdpa_twin_bits(TestCtx *t, const Ops *g, SdpaCase c, size_t *bytes) {
     return bits;
 }
 
-enum { ROWS = 3 };
+enum { ROWS = 3, LAST = ROWS - 1 };
 
 // The cache on both sides, NaN behind each row's end; on the device behind `shift` elements.
 static void *cache_new(const Ops *g, const SdpaArgs *a, const int *pos, const int *n_new,
@@ -152,11 +175,13 @@ static void extend_new(Extend *e, const Ops *g, const SdpaCase *c, const SdpaCac
     size_t row = cache->prefix ? keys : keys + values + (size_t)c->pad,
            Tmax = (size_t)(cache->far + c->T);
     SdpaArgs a = packed_args(c);
-    int pos[ROWS] = {cache->far, 0, (int)Tmax}, n_new[ROWS] = {c->T, c->T > 1 ? c->T - 1 : 1, 0};
+    int pos[ROWS] = {(int)Tmax, 0, cache->far}, n_new[ROWS] = {0, c->T > 1 ? c->T - 1 : 1, c->T};
     memcpy(e->pos, pos, sizeof pos), memcpy(e->n_new, n_new, sizeof n_new);
     e->gpos = twin_ints(g, pos, ROWS), e->gnew = twin_ints(g, n_new, ROWS);
     a.B = ROWS, a.Tk = (int)Tmax, a.k_token = a.v_token = row, a.k_batch = a.v_batch = Tmax * row;
     if (cache->prefix) a.v_head = a.k_head;
+    if (cache->close_values) a.v_token -= 64;
+    if (cache->one_row) a.v_batch = 0;
     a.kv_type = cache->bf16 ? TYPE_BF16 : TYPE_F32, a.max_pos = cache->far + c->T;
     e->v_at = cache->prefix ? 0 : keys + (size_t)c->v_gap, e->bytes = cache->bf16 ? 2 : 4;
     e->q = twin_noise(g, TYPE_FX, ROWS * a.q_batch, 1, 2);
@@ -221,7 +246,8 @@ void sdpa_twin_extend_poison(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cac
     Extend e;
     extend_new(&e, g, &c, &cache);
     size_t width[] = {(size_t)c.HS, (size_t)c.HV, (size_t)c.HV}, row = e.a.k_token;
-    size_t cached = ROWS * e.a.k_batch, token = (size_t)(cache.far + at);
+    size_t cached = ROWS * e.a.k_batch, token = LAST * (size_t)e.a.Tk + (size_t)(cache.far + at);
+    size_t past = (size_t)(LAST * e.a.Tq + at);  // tokens before it
     extend_gpu(g, &e);
     float *clean = twin_download(g, &e.out);
     for (int kind = 0; kind < N_POISONS; kind++) {
@@ -241,7 +267,7 @@ void sdpa_twin_extend_poison(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cac
         }
         g->upload_bytes(e.gk, k, cached * e.bytes);
         extend_gpu(g, &e);
-        twin_check_past(t, g, &e.out, clean, (size_t)at * e.a.o_token, e.a.o_token, (size_t)c.HV);
+        twin_check_past(t, g, &e.out, clean, past * e.a.o_token, e.a.o_token, (size_t)c.HV);
         mem_free(k), mem_free(x);
     }
     mem_free(clean);

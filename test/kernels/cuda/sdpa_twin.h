@@ -14,17 +14,25 @@ typedef struct SdpaCase {
     bool any_order;
     // Unused elements in front of k and v, and of their gradients; out of the pad.
     int k_gap, v_gap, dk_gap, dv_gap;
+    // Not 0: the arrays lie one behind the other, and one stride is not a multiple of 8: of q
+    // (1 between heads, 2 tokens, 3 rows of the batch), k (4, 5, 6), v (7, 8, 9) or out.
+    int odd_stride;
+    float scale;  // 0: 1 / sqrt(HS)
 } SdpaCase;
+enum { SDPA_STRIDES = 12 };
 
 void sdpa_twin_training(TestCtx *t, const Ops *g, SdpaCase c);
 
-// T new tokens of three rows: behind `far` keys, behind none (one token less), none in a full row.
-// A cache of its own for keys and values, or one whose rows serve as both (v a prefix of k); NaN
-// behind every row's end.
+// T new tokens of three rows: none in a full row, behind no keys (one token less), behind `far`
+// keys up to the cache's end. A cache of its own for keys and values, or one whose rows serve as
+// both (v a prefix of k); NaN behind every row's end.
 typedef struct SdpaCache {
     bool bf16, prefix;
     int far;
     size_t shift;  // elements of the cache behind its alignment
+    // Of a prefix: v's tokens lie 64 elements closer together than k's; v is the first row's in
+    // all.
+    bool close_values, one_row;
 } SdpaCache;
 void sdpa_twin_extend(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cache);
 

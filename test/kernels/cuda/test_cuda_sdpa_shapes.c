@@ -81,24 +81,67 @@ static void unaligned_caches_match(TestCtx *t) {
     }
 }
 
+// Each stride in turn; a stride that no kernel multiplies by more than 0 would not matter.
+static void odd_strides_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        for (int i = table_ / 2; i < SDPA_STRIDES; i += 3) {
+            for (int HS = 16; HS <= 64; HS *= 4)
+                sdpa_twin_training(t, g, (SdpaCase){2, 2, 2, 2, HS, HS, .odd_stride = i + 1});
+        }
+    }
+}
+
 static void unaligned_latents_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
         if (!is_bf16(g)) continue;
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 4; i++) {
             SdpaCache cache = {.bf16 = true, .prefix = true, .far = 2, .shift = i == 2};
             twin_misalign(i < 2 ? i + 1 : 0);
-            sdpa_twin_extend(t, g, (SdpaCase){0, 1, 2, 1, 576, 512, .pad = 0}, cache);
+            SdpaCase c = {0, 1, 2, 1, 576, 512, .pad = i == 3 ? 4 : 0};
+            sdpa_twin_extend(t, g, c, cache);
         }
         twin_misalign(0);
     }
 }
 
-TEST_MAIN({"every_gradient_kernel_matches_in_every_order",
-           every_gradient_kernel_matches_in_every_order},
-          {"every_latent_kernel_matches_in_every_order",
-           every_latent_kernel_matches_in_every_order},
-          {"plain_extension_matches_in_every_order", plain_extension_matches_in_every_order},
-          {"unaligned_arrays_match", unaligned_arrays_match},
-          {"unaligned_caches_match", unaligned_caches_match},
-          {"unaligned_latents_match", unaligned_latents_match})
+// What looks like the tensor cores' attention, or the latent one, and is not: one thing at a time.
+static void what_tensor_cores_refuse_matches(TestCtx *t) {
+    const Ops *g;
+    static const SdpaCache own = {.bf16 = true, .far = 5}, fp32 = {.far = 5};
+    static const SdpaCache prefix = {.bf16 = true, .prefix = true, .far = 5};
+    static const SdpaCache close = {.bf16 = true, .prefix = true, .far = 5, .close_values = true};
+    static const SdpaCache one_row = {.bf16 = true, .prefix = true, .far = 5, .one_row = true};
+    static const struct {
+        SdpaCase c;
+        const SdpaCache *cache;
+    } refused[] = {{{0, 2, 2, 1, 576, 64, .pad = 0}, &prefix},
+                   {{0, 2, 2, 2, 576, 512, .pad = 0}, &prefix},
+                   {{0, 2, 2, 1, 576, 512, .scale = -8}, &prefix},
+                   {{0, 2, 2, 1, 576, 512, .pad = 0}, &own},
+                   {{0, 2, 2, 1, 576, 512, .pad = 0}, &close},
+                   {{0, 2, 2, 1, 576, 512, .pad = 0}, &one_row},
+                   {{0, 2, 2, 1, 64, 64, .pad = 0}, &fp32},
+                   {{0, 2, 2, 1, 64, 128, .pad = 0}, &own},
+                   {{0, 2, 2, 1, 128, 64, .pad = 0}, &own},
+                   {{0, 2, 2, 1, 192, 64, .pad = 0}, &own},
+                   {{0, 2, 2, 1, 72, 128, .pad = 0}, &own},
+                   {{0, 2, 2, 1, 72, 64, .pad = 0}, &own},
+                   {{0, 2, 2, 1, 64, 64, .scale = -8}, &own},
+                   {{0, 20, 2, 1, 64, 64, .scale = -8}, &own}};
+    FOR_EACH_TABLE(g) {
+        for (size_t i = (size_t)table_ / 2; i < sizeof refused / sizeof refused[0]; i += 3) {
+            if (is_bf16(g)) sdpa_twin_extend(t, g, refused[i].c, *refused[i].cache);
+        }
+    }
+}
+
+TEST_MAIN(
+    {"every_gradient_kernel_matches_in_every_order", every_gradient_kernel_matches_in_every_order},
+    {"every_latent_kernel_matches_in_every_order", every_latent_kernel_matches_in_every_order},
+    {"plain_extension_matches_in_every_order", plain_extension_matches_in_every_order},
+    {"unaligned_arrays_match", unaligned_arrays_match},
+    {"unaligned_caches_match", unaligned_caches_match}, {"odd_strides_match", odd_strides_match},
+    {"unaligned_latents_match", unaligned_latents_match},
+    {"what_tensor_cores_refuse_matches", what_tensor_cores_refuse_matches})
