@@ -117,6 +117,7 @@ static void what_tensor_cores_refuse_matches(TestCtx *t) {
         SdpaCase c;
         const SdpaCache *cache;
     } refused[] = {{{0, 2, 2, 1, 576, 64, .pad = 0}, &prefix},
+                   {{0, 2, 2, 1, 520, 512, .pad = 0}, &prefix},
                    {{0, 2, 2, 2, 576, 512, .pad = 0}, &prefix},
                    {{0, 2, 2, 1, 576, 512, .scale = -8}, &prefix},
                    {{0, 2, 2, 1, 576, 512, .pad = 0}, &own},
