@@ -176,7 +176,7 @@ $(BUILD)/emu/%.o: %.cu
 $(BUILD)/check/%.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) -x c++ -c -o $@ $< $(filter-out $(OPT_$(MODE)),$(CXXFLAGS_ALL)) $(CHECK_$(MODE))
-TWIN = $(addprefix $(BUILD)/test/kernels/cuda/,twin.o sdpa_twin.o)
+TWIN = $(patsubst %.c,$(BUILD)/%.o,$(wildcard test/kernels/cuda/*twin.c))
 $(BUILD)/check/test/kernels/%: $(BUILD)/test/kernels/%.o $(TWIN) $(CHECK_OBJ) $(TEST_LIB) $(BUILD)/libgpt.a
 	@mkdir -p $(@D)
 	$(CXX) -o $@ $^ $(OPT_$(MODE)) $(LIBS)

@@ -102,18 +102,18 @@ def cached(s):
     """Kernels that one new token of one sequence runs over its cache in bf16, for one position of one layer:
     name, FLOPs that the tensor cores are given (rows padded to tiles), bytes."""
     heads = -(-s.H // s.G)
+    heads16 = -(-s.H // 16) * 16
     if s.type == "mla" and s.HR:  # absorbed: all heads read one row of latents and rotated values
-        rows, width = -(-s.H // 16) * 16, s.RKV + s.HR
-        return [("sdpa_mma_latent", 2.0 * rows * (width + s.RKV), FX * width)]
-    decode = ("sdpa_mma_decode", 4.0 * s.G * (-(-heads // 16) * 16) * s.HS, 2 * FX * s.G * s.HS)
-    if s.type == "mla":  # keys and values are rebuilt in scratch
-        x = s.H * s.HS
-        return [("lowrank_mma_expand k, v", 4.0 * x * (-(-s.RKV // 16) * 16), 2 * FX * (s.RKV + x)), decode]
+        width = s.RKV + s.HR
+        return [("sdpa_mma_latent", 2.0 * heads16 * (width + s.RKV), FX * width)]
+    if s.type == "mla":  # keys are rebuilt in registers; all heads are rows of one product with the values
+        r = -(-s.RKV // 16) * 16
+        return [("lowrank_mma_latent", s.H * (2.0 * s.HS * r + 16 * s.HS) + 2.0 * heads16 * r, FX * s.RKV)]
     if s.type == "lrkv" and s.R:  # keys are rebuilt in registers; products have 8 columns of queries
         r = -(-s.R // 16) * 16
         return [("lowrank_mma_decode", s.H * (2.0 * s.HS * r + 16 * s.HS + 16 * (s.HS + r)),
                  2 * FX * (s.HS + s.H * s.R))]
-    return [decode]
+    return [("sdpa_mma_decode", 4.0 * s.G * (-(-heads // 16) * 16) * s.HS, 2 * FX * s.G * s.HS)]
 
 
 def print_decode(args):

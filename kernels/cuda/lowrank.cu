@@ -116,7 +116,9 @@ static void sdpa_lowrank_extend_cuda(floatX *out, const floatX *q, const LowRank
         T *y = (T *)out;
         const T *x = (const T *)q;
         bool fit = a->kv_type == TYPE_BF16;
-        if (fit && (lowrank_mma_decode(y, x, c, a) || lowrank_mma_extend(y, x, c, a))) return;
+        if (fit && (lowrank_mma_decode(y, x, c, a) || lowrank_mma_latent(y, x, c, a) ||
+                    lowrank_mma_extend(y, x, c, a)))
+            return;
     }
     lowrank_plain_extend((T *)out, (const T *)q, c, a);
 }

@@ -22,7 +22,9 @@ struct CacheExpand {
 };
 bool lowrank_mma_expand(const CacheExpand *e, const LowRankCache *c, const SdpaArgs *a);
 
-// Attention over such a cache: keys and values rebuilt in scratch, or, for up to 8 new tokens of
-// LRKV, keys rebuilt in registers as they are used.
+// Attention over such a cache: keys and values rebuilt in scratch; or, for up to 8 new tokens, keys
+// rebuilt in registers as they are used and values left factored: of LRKV with up to 64 ranks, and
+// of MLA with up to 512, where latents of keys and values are the same.
 bool lowrank_mma_extend(bf16 *out, const bf16 *q, const LowRankCache *c, const SdpaArgs *a);
 bool lowrank_mma_decode(bf16 *out, const bf16 *q, const LowRankCache *c, const SdpaArgs *a);
+bool lowrank_mma_latent(bf16 *out, const bf16 *q, const LowRankCache *c, const SdpaArgs *a);

@@ -4,17 +4,13 @@
 // with half of its columns in pairs (c, c + HS/2) that rotate together; the heads of a block share
 // its rows of S and of the rope table. Values stay factored (lowrank_combine).
 #include "kernels/cuda/lowrank_mma_decode.cuh"
+#include "kernels/cuda/rope.cuh"
 
 // What a warp keeps: operands of its columns; sums of its half of the values, (columns, queries).
 template <typename S> struct WarpState {
     unsigned bk[2 * S::QT][S::RS][2], q[S::QT][2];
     float o[S::QT][4], oz[S::ZT][4], m[2], l[2];  // m, l of queries 2 (lane%4) + {0, 1}
 };
-
-// First column of n8 tile j of a warp.
-template <typename S> __device__ __forceinline__ int column_of(int half, int j) {
-    return j / S::QT * (S::HS / 2) + half * (S::HS / 4) + j % S::QT * 8;
-}
 
 // Two neighbouring factors of a row, those below r; the others may be anything in memory.
 __device__ __forceinline__ unsigned load_factors(const bf16 *row, int i, int r) {
@@ -31,7 +27,7 @@ __device__ __forceinline__ void load_state(WarpState<S> &w, const DecodeCall &c,
     const bf16 *q = c.q + t.b * c.a.q_batch + query * c.a.q_token + h * c.a.q_head;
 #pragma unroll
     for (int j = 0; j < 2 * S::QT; j++) {
-        int col = column_of<S>(half, j);
+        int col = column_of<S::HS>(half, j);
 #pragma unroll
         for (int i = 0; i < 2 * S::RS; i++)
             w.bk[j][i / 2][i % 2] =
@@ -59,7 +55,7 @@ __device__ __forceinline__ void build_keys(float (&k)[2 * S::QT][4], const WarpS
 #pragma unroll
         for (int r = 0; r < 2; r++)
             load_vec<2>(&k[j][2 * r], chunk_at<S::HS>(stage + S::KS, row + lane / 4 + 8 * r,
-                                                      column_of<S>(half, j) / 8) +
+                                                      column_of<S::HS>(half, j) / 8) +
                                           lane % 4 * 2);
     }
 #pragma unroll
@@ -76,15 +72,9 @@ __device__ __forceinline__ void build_keys(float (&k)[2 * S::QT][4], const WarpS
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const bf16 *at = chunk_at<2 * S::HS>(stage + S::ROPE, row + lane / 4 + 8 * r,
-                                                 column_of<S>(half, j) / 2 + lane % 4);
-            float cs[4];
-            load_vec<4>(cs, reinterpret_cast<const float *>(at));
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float *x1 = &k[j][2 * r + e], *x2 = &k[j + S::QT][2 * r + e], y = *x1;
-                *x1 = y * cs[2 * e] + *x2 * cs[2 * e + 1];
-                *x2 = *x2 * cs[2 * e] - y * cs[2 * e + 1];
-            }
+                                                 column_of<S::HS>(half, j) / 2 + lane % 4);
+            rotate_pairs<2>(&k[j][2 * r], &k[j + S::QT][2 * r], reinterpret_cast<const float *>(at),
+                            1.0f);
         }
     }
 }

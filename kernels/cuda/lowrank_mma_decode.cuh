@@ -2,10 +2,9 @@
 // shared memory are laid out and filled.
 #pragma once
 
-#include "kernels/cuda/lowrank_mma.h"
-#include "kernels/cuda/sdpa_mma.cuh"
+#include "kernels/cuda/lowrank_mma.cuh"
 
-enum { KEYS = 32, QUERIES = 8, MAX_HEADS = 6 };
+enum { KEYS = 32, MAX_HEADS = 6 };
 
 struct DecodeCall {
     const bf16 *q;
@@ -78,9 +77,9 @@ __device__ __forceinline__ void copy_stage(bf16 *stage, const DecodeCall &c, con
         const bf16 *z = static_cast<const bf16 *>(values ? l.zv : l.zk) +
                         t.b * (values ? l.zv_batch : l.zk_batch) +
                         (key / LATENT_BLOCK * n_z + (size_t)(t.h + h) * l.r + row) * LATENT_BLOCK;
-        int exist = row < l.r ? min(max(n - chunk * 8, 0), 8) : 0;
+        int bytes = row < l.r ? bytes_of(n - chunk * 8) : 0;
         cp_async_16(narrow_at(stage + S::LATENTS + plane * S::Z, row, chunk),
-                    z + key % LATENT_BLOCK + chunk * 8, exist * 2);
+                    z + key % LATENT_BLOCK + chunk * 8, bytes);
     }
     cp_async_commit();
 }

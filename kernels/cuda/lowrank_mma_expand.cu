@@ -2,8 +2,8 @@
 // training and for the rows of a cache, whose latents lie transposed in blocks of 64 positions. A
 // block has 64 tokens and some heads, a warp 16 of the tokens; what the heads share stays in shared
 // memory. Latents and factors come in pieces of 64 ranks, the next piece on its way.
-#include "kernels/cuda/lowrank_mma.h"
-#include "kernels/cuda/sdpa_mma.cuh"
+#include "kernels/cuda/lowrank_mma.cuh"
+#include "kernels/cuda/rope.cuh"
 
 enum { ROWS = 64, RANKS = 64, THREADS = 128 };
 
@@ -58,9 +58,6 @@ __device__ __forceinline__ void copy_tile(bf16 *tile, F source) {
         const void *p = source(row, chunk, &bytes);
         cp_async_16(chunk_at<D>(tile, row, chunk), p, bytes);
     }
-}
-__device__ __forceinline__ int bytes_of(int values) {
-    return min(max(values, 0), 8) * 2;
 }
 
 // What all heads share: rows of s and of the rope table.
@@ -161,14 +158,8 @@ __device__ __forceinline__ void rotate(float (&x)[HS / 8][4], const bf16 *rope_t
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const bf16 *at = chunk_at<2 * HS>(rope_tile, row + lane / 4 + 8 * r, 4 * j + lane % 4);
-            float cs[4];
-            load_vec<4>(cs, reinterpret_cast<const float *>(at));
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float *x1 = &x[j][2 * r + e], *x2 = &x[j + HS / 16][2 * r + e], y = *x1;
-                *x1 = y * cs[2 * e] + *x2 * cs[2 * e + 1];
-                *x2 = *x2 * cs[2 * e] - y * cs[2 * e + 1];
-            }
+            rotate_pairs<2>(&x[j][2 * r], &x[j + HS / 16][2 * r],
+                            reinterpret_cast<const float *>(at), 1.0f);
         }
     }
 }

@@ -1,7 +1,6 @@
 // lowrank_mma_extend.cu - attention over cached low-rank rows by way of whole keys and values: they
 // are rebuilt in scratch for some rows of the batch at a time, then attended to like any others.
-// For many new tokens that costs little beside the products with them; latents of MLA, wider than
-// heads, need those products anyway.
+// For many new tokens that costs little beside the products with them.
 #include "kernels/cuda/lowrank_mma.h"
 #include "kernels/cuda/sdpa_mma.h"
 

@@ -4,9 +4,6 @@
 
 #include "test/kernels/cuda/twin.h"
 
-// Scores like those of a network; up to +-120; all the same.
-typedef enum Scores { SCORES_NOISE, SCORES_LARGE, SCORES_EQUAL } Scores;
-
 // q, k, v lie side by side in one row per token, with `pad` elements behind.
 typedef struct SdpaCase {
     int B, T, NH, NKV, HS, HV, pad;

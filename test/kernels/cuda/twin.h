@@ -5,6 +5,9 @@
 #include "kernels/cuda/ops_cuda.h"
 #include "test/arrays.h"
 
+// Scores like those of a network; up to +-120; all the same.
+typedef enum Scores { SCORES_NOISE, SCORES_LARGE, SCORES_EQUAL } Scores;
+
 typedef struct Twin {
     float *cpu;  // n floats, guarded; NULL: the whole twin is NULL
     void *gpu;   // n elements of `type`
