@@ -48,20 +48,27 @@ class Table:
 def shape_of(config):
     m, a = config["model"], config["attention"]
     s = argparse.Namespace(L=m["n_layer"], C=m["n_embd"], H=m["n_head"], type=a["type"], R=a.get("rank", 0),
-                           RKV=a.get("kv_lora_rank", 0), HR=a.get("qk_rope_head_dim", 0))
+                           RKV=a.get("kv_lora_rank", 0), HR=a.get("qk_rope_head_dim", 0), RQ=a.get("q_lora_rank", 0))
     s.HS = m.get("head_dim") or s.C // s.H
     s.F = m.get("ffn_dim") or 4 * s.C
     s.V = (m["vocab_size"] + 127) // 128 * 128
     s.G = {"mqa": 1, "gqa": a.get("n_kv_head", 0)}.get(s.type, s.H)
     s.R8 = (s.R + 7) // 8 * 8
-    s.q, s.kv = s.H * s.HS, s.G * s.HS
-    s.proj = s.q + 2 * (s.HS + s.H * s.R8) if s.type == "lrkv" else s.q + 2 * s.kv
+    s.q, s.k, s.v, s.o = s.H * (s.HS + s.HR), s.G * (s.HS + s.HR), s.G * s.HS, s.H * s.HS  # values of a token
+    s.proj = s.q + s.k + s.v
+    if s.type == "lrkv":
+        s.proj = s.q + 2 * (s.HS + s.H * s.R8)
+    if s.type == "mla":
+        s.proj = (s.RQ or s.q) + s.RKV + s.HR
+    # (name, outputs, inputs, how many) of a layer's products but LRKV's own.
+    s.products = [("qkv", s.proj, s.C, s.L), ("wo", s.C, s.o, s.L), ("c_fc", s.F, s.C, s.L), ("c_proj", s.C, s.F, s.L)]
+    if s.type == "mla":
+        s.products += [("w_uk, w_uv", 2 * s.o, s.RKV, s.L)] + ([("w_uq", s.q, s.RQ, s.L)] if s.RQ else [])
     return s
 
 
 def products(t, s, N):
-    for name, out, inp, layers in [("qkv", s.proj, s.C, s.L), ("wo", s.C, s.q, s.L), ("c_fc", s.F, s.C, s.L),
-                                   ("c_proj", s.C, s.F, s.L), ("lm_head", s.V, s.C, 1)]:
+    for name, out, inp, layers in s.products + [("lm_head", s.V, s.C, 1)]:
         # The head's weights and their gradient pass by once for each chunk of logits (gpt/model_acts.c).
         rows = min(N, max(64, (128 << 20) // s.V // 64 * 64)) if name == "lm_head" else N
         io, w = FX * (inp + out), out * inp / rows
@@ -71,18 +78,18 @@ def products(t, s, N):
 
 
 def attention(t, s, T):
-    core = 2.0 * s.H * s.HS * T * s.L  # two products with T/2 keys
-    rows = s.q + 2 * s.kv
-    t.add("sdpa_forward", "attention", core, (FX * (rows + s.q) + F32 * s.H) * s.L)
-    t.add("sdpa_backward stats", "memory", 0, (FX * 2 * s.q + 3 * F32 * s.H) * s.L)
-    reads = FX * (rows + s.q) + 2 * F32 * s.H
+    qk, pv = s.q * 1.0 * T * s.L, s.o * 1.0 * T * s.L  # products with T/2 keys
+    rows = s.q + s.k + s.v
+    t.add("sdpa_forward", "attention", qk + pv, (FX * (rows + s.o) + F32 * s.H) * s.L)
+    t.add("sdpa_backward stats", "memory", 0, (FX * 2 * s.o + 3 * F32 * s.H) * s.L)
+    reads, dkv = FX * (rows + s.o) + 2 * F32 * s.H, FX * (s.k + s.v)
     if t.args.any_order:  # 5 products; the sums in fp32 are cleared before and rounded behind, the adding stays in L2
-        t.add("sdpa_backward dq, dk, dv", "attention backward", 2.5 * core, (reads + FX * 2 * s.kv) * s.L)
+        t.add("sdpa_backward dq, dk, dv", "attention backward", 3 * qk + 2 * pv, (reads + dkv) * s.L)
         t.add("sdpa_backward rounding dq", "memory", 0, (3 * F32 + FX) * s.q * s.L)
         return
     # Scores and their gradient are computed by both kernels, so that neither needs atomics: 4 + 3 products.
-    t.add("sdpa_backward dk, dv", "attention backward", 2 * core, (reads + FX * 2 * s.kv) * s.L)
-    t.add("sdpa_backward dq", "attention backward", 1.5 * core, (reads + FX * s.q) * s.L)
+    t.add("sdpa_backward dk, dv", "attention backward", 2 * qk + 2 * pv, (reads + dkv) * s.L)
+    t.add("sdpa_backward dq", "attention backward", 2 * qk + pv, (reads + FX * s.q) * s.L)
 
 
 def lowrank(t, s, N):
@@ -136,7 +143,11 @@ def pointwise(t, s):
     t.add("embed_forward, embed norm", "memory", 0, FX * s.C * 4)
     t.add("add_norm_forward", "memory", 0, (FX * 4 * s.C + F32) * norms)
     t.add("add_norm_backward", "memory", 0, (FX * 4 * s.C + F32) * norms)
-    heads = s.q if s.type == "lrkv" else s.q + s.kv  # lrkv's keys are turned where they are put together
+    heads = s.q if s.type == "lrkv" else s.q + s.k  # lrkv's keys are turned where they are put together
+    if s.type == "mla":  # latents too; heads with a decoupled part: turned, normed, and their keys put together
+        heads = s.q + s.RKV + s.RQ + (s.H * s.HR + s.HR if s.HR else s.k)
+        if s.HR:
+            t.add("concat_heads, split_heads", "memory", 0, FX * 2 * (2 * s.k + s.HR) * s.L)
     t.add("qk_norm_rope_forward", "memory", 0, FX * 2 * heads * s.L)
     t.add("qk_norm_rope_backward", "memory", 0, FX * 3 * heads * s.L)
     t.add("act_forward (relu2)", "memory", 0, FX * 2 * s.F * s.L)
@@ -147,14 +158,18 @@ def pointwise(t, s):
 
 
 def optimizer(t, s, step_tokens):
-    matrices = s.L * (s.proj * s.C + s.q * s.C + 2 * s.F * s.C) + (s.L * 2 * s.H * s.HS * s.R8 if s.type == "lrkv" else 0)
     tables = 2 * s.V * s.C
     per = 1.0 / step_tokens
-    shapes = [(s.q, s.C, 1), (s.C, s.q, 1), (s.F, s.C, 1), (s.C, s.F, 1)]
+    # Muon takes matrices one by one: (outputs, inputs, how many in a layer).
+    shapes = [(s.RQ or s.q, s.C, 1), (s.C, s.o, 1), (s.F, s.C, 1), (s.C, s.F, 1)]
     if s.type == "lrkv":
         shapes += [(s.HS, s.C, 2), (s.H * s.R, s.C, 2), (s.HS, s.R, 2 * s.H)]
+    elif s.type == "mla":
+        shapes += [(s.RKV, s.C, 1), (s.o, s.RKV, 2)]
+        shapes += ([(s.HR, s.C, 1)] if s.HR else []) + ([(s.q, s.RQ, 1)] if s.RQ else [])
     else:
-        shapes += [(s.kv, s.C, 2)]
+        shapes += [(s.k, s.C, 2)]
+    matrices = sum(out * inp * n * s.L for out, inp, n in shapes)
     flops = 0.0
     for out, inp, n in shapes:
         small, large = min(out, inp), max(out, inp)
@@ -183,8 +198,6 @@ def main():
         p.error("one config at a time, except with --decode")
     config = resolve(args.config[0])
     s, t = shape_of(config), Table(args)
-    if s.type == "mla":
-        raise SystemExit("roofline: knows training steps of mha, gqa, mqa and lrkv, not of mla")
     products(t, s, args.micro_tokens)
     attention(t, s, config["model"]["seq_len"])
     if s.type == "lrkv" and s.R:

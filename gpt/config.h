@@ -121,8 +121,9 @@ bool config_open(Config *c, const char *path, const char *const *overrides, int 
 // The config as JSON, caller frees with mem_free: every setting except those that have no effect
 // and stand at their default (another variant's sizes). Reading it gives the same config.
 char *config_print(const Config *c);
-// Help for everything, for one section, or for one key; false when there is no such section.
-bool config_help(FILE *out, const char *section);
+// Help for everything (NULL), for one section, or for one key. An error names what is nearest to
+// one that does not exist.
+bool config_help(FILE *out, const char *section, Error *err);
 // Writes into `out` the keys in which a and b differ among those that must not change when a run is
 // resumed ("model.n_layer 2 -> 3, ..."); returns how many.
 int config_diff(const Config *a, const Config *b, Buf *out);

@@ -31,7 +31,7 @@ static void help_variants(FILE *out) {
     fprintf(out, "\n");
 }
 
-bool config_help(FILE *out, const char *section) {
+bool config_help(FILE *out, const char *section, Error *err) {
     bool found = false;
     for (int i = 0; i < config_table_n; i++) {
         const Setting *s = &config_table[i];
@@ -40,7 +40,7 @@ bool config_help(FILE *out, const char *section) {
         help_line(out, s);
         if (s->type == SETTING_VARIANT) help_variants(out);
     }
-    return found;
+    return found || setting_unknown(section, "help", err);
 }
 
 static int diff(const Config *a, const Config *b, bool fixed, Buf *out) {

@@ -56,13 +56,17 @@ static int overview(FILE *out) {
     return 0;
 }
 
-static int unknown(const char *name, const char *what) {
+static const char *nearest_command(const char *name) {
     const char *names[N_COMMANDS];
-    Error err;
     for (int i = 0; i < N_COMMANDS; i++)
         names[i] = commands[i].name;
-    const char *near = str_nearest(name, names, N_COMMANDS);
-    error_set(&err, "unknown %s '%s'%s%s%s", what, name, near ? "; did you mean " : "",
+    return str_nearest(name, names, N_COMMANDS);
+}
+
+static int unknown(const char *name) {
+    const char *near = nearest_command(name);
+    Error err;
+    error_set(&err, "unknown command '%s'%s%s%s", name, near ? "; did you mean " : "",
               near ? near : "", near ? "?" : "; train_gpt help lists them");
     return command_failed(&err, 2);
 }
@@ -77,8 +81,9 @@ static int help(const Program *p, int argc, char **argv) {
     const Command *c = find(argv[0]);
     if (c) return command_help(p, c);
     const char *section = strcmp(argv[0], "config") == 0 ? NULL : argv[0];
-    if (config_help(stdout, section)) return 0;
-    return unknown(argv[0], "command or section");
+    Error err;
+    if (config_help(stdout, section, &err)) return 0;
+    return nearest_command(argv[0]) ? unknown(argv[0]) : command_failed(&err, 2);
 }
 
 int gpt_main(int argc, char **argv, const Program *p) {
@@ -91,7 +96,7 @@ int gpt_main(int argc, char **argv, const Program *p) {
         return help(p, argc - 2, argv + 2);
     }
     const Command *c = find(name);
-    if (!c) return unknown(name, "command");
+    if (!c) return unknown(name);
     for (int i = 2; i < argc && strcmp(argv[i], "--"); i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return command_help(p, c);
     }

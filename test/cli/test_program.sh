@@ -30,7 +30,10 @@ wrong_usage_has_status_2() {
     [ $status -eq 2 ] && [ ! -s out ] && [ -s err ] || complain "no arguments: status $status"
     fails 2 "unknown command 'trian'; did you mean train?" trian
     fails 2 "unknown command" 'quite another'
-    fails 2 "unknown command or section" help nothing
+    fails 2 "unknown command 'trian'; did you mean train?" help trian
+    fails 2 "unknown setting atention; did you mean attention?" help atention
+    fails 2 "unknown setting model.n_layr; did you mean model.n_layer?" help model.n_layr
+    fails 2 "unknown setting nothing; the config has model, attention" help nothing
     fails 2 "did you mean --fresh?" train a.json --frehs
     fails 2 "did you mean --prompt?" generate run --promt x
     fails 2 "train expects a config file" train

@@ -209,8 +209,11 @@ static void config_diff_names_what_must_not_change(TestCtx *t) {
 static void config_help_prints_rows_of_a_section(TestCtx *t) {
     FILE *f = tmpfile();
     char text[60000] = {0};
-    CHECK(t, config_help(f, NULL) && config_help(f, "optim.matrix") && config_help(f, "log.every"));
-    CHECK(t, !config_help(f, "nothing") && !config_help(f, "mod"));
+    Error err;
+    CHECK(t, config_help(f, NULL, &err) && config_help(f, "optim.matrix", &err));
+    CHECK(t, config_help(f, "log.every", &err));
+    CHECK(t, !config_help(f, "nothing", &err) && strstr(err.text, "the config has model, "));
+    CHECK(t, !config_help(f, "modl", &err) && strstr(err.text, "did you mean model?"));
     rewind(f);
     size_t n = fread(text, 1, sizeof text - 1, f);
     fclose(f);
