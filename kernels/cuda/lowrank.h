@@ -23,7 +23,7 @@ void lowrank_plain_extend(T *out, const T *q, const LowRankCache *c, const SdpaA
 
 // Partial results of a cache whose keys are cut into splits: row (b, h, t), split i at
 // (row * n_splits + i) * width, as [plain values (HV or 0) | latent values (r)], normalised; lse in
-// base 2, -inf without keys (the values are then not read).
+// base 2, -inf without keys (the values are then anything, and not read).
 struct LowRankParts {
     int n_splits, plain, width;
     float *part, *lse;

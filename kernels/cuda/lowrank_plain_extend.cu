@@ -35,8 +35,7 @@ __device__ __forceinline__ Work work_of(const ExtendCall<T, KV> &c) {
     w.pos = c.a.pos[w.b];
     w.n = min(ROWS, c.a.n_new[w.b] - w.first);
     w.begin = w.split * c.split_keys;
-    w.end = w.pos + w.first + w.n;
-    if (c.parts.n_splits > 1) w.end = min(w.begin + c.split_keys, w.end);
+    w.end = min(w.begin + c.split_keys, w.pos + w.first + w.n);
     return w;
 }
 
@@ -149,8 +148,7 @@ __device__ __forceinline__ void write_part(const ExtendCall<T, KV> &call, const 
         if (r >= w.n) continue;
         size_t row = ((size_t)w.b * call.a.NH + w.h) * call.a.Tq + w.first + r;
         size_t part = row * call.parts.n_splits + w.split;
-        float factor = s.l[i] == 0.0f ? 0.0f : 1.0f / s.l[i],
-              *to = call.parts.part + part * call.parts.width;
+        float factor = 1.0f / s.l[i], *to = call.parts.part + part * call.parts.width;
         for (int col = thread_x(); col < call.parts.plain; col += SIDE)
             to[col] = o[tile_at(SIDE * MR, r, col)] * factor;
         for (int col = thread_x(); col < call.c.r; col += SIDE)

@@ -20,6 +20,7 @@ are others. Only for kernels/cuda; needs what `make emu` needs.
 """
 import argparse
 import concurrent.futures
+import glob
 import os
 import re
 import shutil
@@ -338,7 +339,7 @@ def build_all(tree, files, programs, jobs):
 
 
 def case_names(tree, program):
-    source = open(os.path.join(tree, program[len("build/check/"):] + ".c")).read()
+    source = open(glob.glob(os.path.join(tree, program[len("build/check/"):] + ".c*"))[0]).read()
     return re.findall(r'\{\s*"(\w+)"', source[source.index("TEST_MAIN("):])
 
 
@@ -403,9 +404,7 @@ def main():
     p.add_argument("-n", action="store_true", help="list them, run nothing")
     o = p.parse_args()
     os.chdir(ROOT)
-    folder = "kernels/cuda"
-    paths = o.files or sorted(os.path.join(folder, f) for f in os.listdir(folder)
-                              if f.endswith((".cu", ".cuh")) and f != "ptx.cuh")
+    paths = o.files or sorted(f for f in glob.glob("kernels/cuda/*.*") if not f.endswith("/ptx.cuh"))
     files = [File(path, open(path).read()) for path in paths]
     all_of = [(f, i, m) for f in files for i, m in enumerate(f.mutants)]
     if o.n:
@@ -423,12 +422,11 @@ def main():
 
 def run_all(o, tree, files, all_of):
     make_tree(tree, [f.path for f in files])
-    folder = "test/kernels/cuda"
     # Whole models are not in the check build.
     whole = re.findall(r"\w+", re.search(r"^EMU_WHOLE = (.*)$", open("Makefile").read(), re.M).group(1))
-    programs = sorted("build/check/%s/%s" % (folder, f[:-2]) for f in os.listdir(folder)
-                      if re.match(r"test_.*\.c$", f) and f[len("test_cuda_"):-2] not in whole
-                      and re.search(o.t, f[:-2]))
+    tests = [os.path.splitext(f)[0] for f in glob.glob("test/kernels/cuda/test_*.c") + glob.glob("test/emu/test_*.cu")]
+    programs = sorted("build/check/" + f for f in tests
+                      if f.split("test_cuda_")[-1] not in whole and re.search(o.t, os.path.basename(f)))
     dropped = build_all(tree, files, programs, o.j)
     known, order = known_equivalents(all_of), {}
     count = dict.fromkeys(["killed", "survived", "equivalent", "not reached", "not built"], 0)

@@ -3,6 +3,10 @@
 // Kernels take `int fault`: 0 is the correct one.
 #include "test/emu/faults.h"
 
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 // --- Barriers.
 __global__ void rotate_kernel(float *out, int fault) {
     SHARED(float, s);
@@ -321,6 +325,24 @@ static void launches_over_the_limit_are_refused(TestCtx *t) {
     CHECK(t, strstr(emu_fault(), "cudaFuncSetAttribute must allow it first"));
     emu_catch(false);
 }
+// Counts are checked before they are cut to 32 bits.
+static void counts_beyond_a_grid_end_the_program(TestCtx *t) {
+    static const size_t counts[] = {0, 1, 0x7FFFFFFF, 0x80000000, ((size_t)1 << 32) + 5};
+    for (size_t n : counts) {
+        fflush(nullptr);
+        pid_t pid = fork();
+        if (pid == 0) {
+            if (!freopen("/dev/null", "w", stderr)) _exit(3);
+            Grid grid(n);
+            _exit(grid.d.x == n ? 0 : 2);
+        }
+        int status = 0;
+        waitpid(pid, &status, 0);
+        CHECK_MSG(t,
+                  WIFEXITED(status) && WEXITSTATUS(status) == (n == 1 || n == 0x7FFFFFFF ? 0 : 1),
+                  "%zu blocks: status %d", n, status);
+    }
+}
 static void an_unknown_order_is_refused(TestCtx *t) {
     Device out(1);
     setenv("GPU_EMU_ORDER", "backward", 1);
@@ -349,4 +371,5 @@ TEST_MAIN({"a_removed_barrier_is_a_race", a_removed_barrier_is_a_race},
           {"leaving_with_copies_in_flight_is_caught", leaving_with_copies_in_flight_is_caught},
           {"a_barrier_tells_whether_any_thread_voted", a_barrier_tells_whether_any_thread_voted},
           {"launches_over_the_limit_are_refused", launches_over_the_limit_are_refused},
+          {"counts_beyond_a_grid_end_the_program", counts_beyond_a_grid_end_the_program},
           {"an_unknown_order_is_refused", an_unknown_order_is_refused})
