@@ -92,10 +92,10 @@ template <int MR> struct SoftmaxRows { float m[MR], l[MR], factor[MR]; };
 // x = scores becomes p, 0 from column seen of the row on. scale: of scores, to base 2.
 template <int MR>
 __device__ __forceinline__ void softmax_tile(SoftmaxRows<MR> &s, float (&x)[MR][4], int first_seen,
-                                             int n, float scale) {
+                                             float scale) {
 #pragma unroll
     for (int i = 0; i < MR; i++) {
-        int seen = min(n, first_seen + thread_y() + SIDE * i);
+        int seen = first_seen + thread_y() + SIDE * i;
         float top = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < 4; j++)
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 1)
             multiply<BY_ROW, BY_ROW>(x, a_tile, kt + tile_at(TILE, 0, col), min(TILE, a.HS - col));
         }
         int seen = w.pos + w.first + 1 - key;
-        softmax_tile(s, x, seen, n, a.scale * LOG2E);
+        softmax_tile(s, x, seen, a.scale * LOG2E);
         __syncthreads();
         store_acc(a_tile, x);
         const KV *vs = static_cast<const KV *>(c.vs);

@@ -6,6 +6,8 @@
 
 #include "test/ref_attention.h"
 
+enum { LAST = LOWRANK_B - 1 };
+
 static int tmax(const LowRankCase *c) {
     int max = 1;
     for (int b = 0; b < LOWRANK_B; b++)
@@ -15,26 +17,28 @@ static int tmax(const LowRankCase *c) {
 
 // One plane of the cache on both sides: (LOWRANK_B, rows, width), in blocks of positions or not.
 typedef struct Plane {
-    void *cpu, *gpu;
-    size_t batch;
+    void *cpu;
+    char *gpu;
+    size_t batch, n, shift;  // n: elements; shift: bytes of gpu behind its allocation
 } Plane;
 
-typedef enum Kind { SHARED_KEYS, KEY_LATENTS, OTHER } Kind;
+typedef enum Kind { SHARED_KEYS = 1, SHARED_VALUES, KEY_LATENTS, VALUE_LATENTS } Kind;
 
-static Plane plane_new(const Ops *g, const LowRankCase *c, int width, Kind kind, bool blocked,
-                       uint64_t seed) {
-    size_t rows = (size_t)tmax(c) + 5, w = (size_t)width, size = c->bf16 ? 2 : 4;
+static Plane plane_new(const Ops *g, const LowRankCase *c, int width, Kind kind) {
+    bool blocked = kind >= KEY_LATENTS;
+    size_t rows = (size_t)tmax(c), w = (size_t)width, size = c->bf16 ? 2 : 4;
     if (blocked) rows = round_up(rows, LATENT_BLOCK);
-    Plane p = {mem_alloc(LOWRANK_B * rows * w, size), g->alloc(LOWRANK_B * rows * w * size),
-               rows * w};
-    float *x = mem_alloc(LOWRANK_B * rows * w, sizeof(float));
-    test_noise(x, LOWRANK_B * rows * w, seed, 1);
-    for (size_t i = 0; i < LOWRANK_B * rows * w; i++) {
-        size_t b = i / (rows * w), at = i % (rows * w);
+    Plane p = {.batch = rows * w + (size_t)c->batch_pad};
+    p.n = (LOWRANK_B - 1) * p.batch + rows * w, p.shift = c->shifted == (int)kind ? size : 0;
+    p.cpu = mem_alloc(p.n, size), p.gpu = (char *)g->alloc(p.n * size + p.shift) + p.shift;
+    float *x = mem_alloc(p.n, sizeof(float));
+    test_noise(x, p.n, 1 + (uint64_t)kind, 1);
+    for (size_t i = 0; i < p.n; i++) {
+        size_t b = i / p.batch, at = i % p.batch;
         size_t position = blocked ? at / (64 * w) * 64 + at % 64 : at / w;
         // Keys are then +-1.5 plus a multiple of 1/64, all of a position the same.
         bool large = c->scores == SCORES_LARGE;
-        if (large && kind == SHARED_KEYS) x[i] = (const float[]){1.5f, -1.5f, 1.0f}[position % 3];
+        if (large && kind == SHARED_KEYS) x[i] = (const float[]){-1.5f, 1.5f, 1.0f}[position % 3];
         if (large && kind == KEY_LATENTS) x[i] = (float)((int)(3 * fabsf(x[i])) - 1);
         if (position >= (size_t)(c->pos[b] + c->n_new[b])) x[i] = NAN;
         if (c->bf16)
@@ -42,18 +46,19 @@ static Plane plane_new(const Ops *g, const LowRankCase *c, int width, Kind kind,
         else
             ((float *)p.cpu)[i] = x[i];
     }
-    g->upload_bytes(p.gpu, p.cpu, LOWRANK_B * rows * w * size);
+    g->upload_bytes(p.gpu, p.cpu, p.n * size);
     mem_free(x);
     return p;
 }
 
 static void plane_free(const Ops *g, Plane *p) {
     mem_free(p->cpu);
-    if (p->gpu) g->free(p->gpu);
+    if (p->gpu) g->free(p->gpu - p->shift);
 }
 
 static SdpaArgs args_of(const LowRankCase *c) {
-    size_t q = (size_t)c->NH * c->HS + 8, o = (size_t)c->NH * c->HV, T = (size_t)c->T;
+    size_t q = (size_t)c->NH * c->HS + 8 + (size_t)c->q_pad, o = (size_t)c->NH * c->HV,
+           T = (size_t)c->T;
     SdpaArgs a = {.B = LOWRANK_B,
                   .Tq = c->T,
                   .Tk = tmax(c),
@@ -110,15 +115,16 @@ typedef struct Call {
 
 static void call_caches(Call *k, const Ops *g) {
     const LowRankCase *c = &k->c;
-    int n_z = c->mla ? c->r : c->NH * c->r;
-    Plane none = {NULL, NULL, 0};
-    k->ks = c->mla ? none : plane_new(g, c, c->HS, SHARED_KEYS, false, 2);
-    k->vs = c->mla ? none : plane_new(g, c, c->HV, OTHER, false, 3);
-    k->zk = plane_new(g, c, n_z, KEY_LATENTS, true, 4);
-    k->zv = c->mla && !c->apart ? k->zk : plane_new(g, c, n_z, OTHER, true, 5);
+    bool shared_z = c->mla != c->other_z;
+    int n_z = shared_z ? c->r : c->NH * c->r;
+    Plane none = {0};
+    k->ks = c->mla != c->other_ks ? none : plane_new(g, c, c->HS, SHARED_KEYS);
+    k->vs = c->mla != c->other_vs ? none : plane_new(g, c, c->HV, SHARED_VALUES);
+    k->zk = plane_new(g, c, n_z, KEY_LATENTS);
+    k->zv = c->mla && !c->apart ? k->zk : plane_new(g, c, n_z, VALUE_LATENTS);
     LowRankCache x = {.r = c->r,
                       .ld_b = c->ld_b,
-                      .shared_z = c->mla,
+                      .shared_z = shared_z,
                       .n_zk = n_z,
                       .n_zv = n_z,
                       .ks_batch = k->ks.batch,
@@ -134,8 +140,10 @@ static void call_caches(Call *k, const Ops *g) {
 
 static void call_new(Call *k, const Ops *g, LowRankCase c) {
     k->c = c;
+    for (int b = 0; b < LOWRANK_B; b++)
+        k->c.pos[b] = c.pos[LAST - b], k->c.n_new[b] = c.n_new[LAST - b];
     k->a = args_of(&c), k->ga = k->a;
-    k->gpos = twin_ints(g, c.pos, LOWRANK_B), k->gnew = twin_ints(g, c.n_new, LOWRANK_B);
+    k->gpos = twin_ints(g, k->c.pos, LOWRANK_B), k->gnew = twin_ints(g, k->c.n_new, LOWRANK_B);
     k->a.pos = k->c.pos, k->a.n_new = k->c.n_new, k->ga.pos = k->gpos, k->ga.n_new = k->gnew;
     call_caches(k, g);
     k->q = queries_new(g, &c, &k->a);
@@ -178,13 +186,14 @@ void lowrank_twin_poison(TestCtx *t, const Ops *g, LowRankCase c, int at) {
     float *clean = twin_download(g, &k.out);
     for (int p = 0; p < 4; p++) {
         if (!planes[p]->cpu) continue;
-        size_t rows = p < 2 ? (size_t)c.HS : (size_t)k.x.n_zk, n = LOWRANK_B * planes[p]->batch;
+        size_t rows = p < 2 ? (size_t)c.HS : (size_t)k.x.n_zk, n = planes[p]->n;
+        size_t row = LAST * planes[p]->batch, past = (size_t)(LAST * c.T + at) * k.a.o_token;
         size_t position = (size_t)(c.pos[0] + at), size = c.bf16 ? 2 : 4;
         char *x = mem_alloc(n, size);
         memcpy(x, planes[p]->cpu, n * size);
         for (size_t i = 0; i < rows; i += p < 2 ? rows : (size_t)c.r) {
             size_t block = position / 64 * 64;
-            size_t to = p < 2 ? position * rows + i : block * rows + i * 64 + position % 64;
+            size_t to = row + (p < 2 ? position * rows + i : block * rows + i * 64 + position % 64);
             if (c.bf16)
                 ((uint16_t *)x)[to] = bf16_from_f32(NAN);
             else
@@ -192,7 +201,7 @@ void lowrank_twin_poison(TestCtx *t, const Ops *g, LowRankCase c, int at) {
         }
         g->upload_bytes(planes[p]->gpu, x, n * size);
         g->sdpa_lowrank_extend(gpu(k.out), gpu(k.q), &k.gx, &k.ga);
-        twin_check_past(t, g, &k.out, clean, (size_t)at * k.a.o_token, k.a.o_token, (size_t)c.HV);
+        twin_check_past(t, g, &k.out, clean, past, k.a.o_token, (size_t)c.HV);
         g->upload_bytes(planes[p]->gpu, planes[p]->cpu, n * size);
         mem_free(x);
     }

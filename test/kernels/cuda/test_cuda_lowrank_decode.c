@@ -84,7 +84,8 @@ static void a_long_cache_matches(TestCtx *t) {
     FOR_EACH_TABLE(g) {
         if (!is_bf16(g)) continue;
         LowRankCase c = {4, 7, 64, 64, 55, 56, .bf16 = true, .rope = true, .norm = true};
-        c.pos[0] = 700, c.n_new[0] = 4, c.pos[1] = 190, c.n_new[1] = 4, c.n_new[2] = 2;
+        c.pos[0] = 700, c.n_new[0] = 4, c.pos[1] = 190, c.n_new[1] = 4;
+        c.pos[2] = 189, c.n_new[2] = 3;  // ends where a split begins
         if (table_ / 2 == 2) c.HS = c.HV = 128;
         lowrank_twin_extend(t, g, c);
         c.mla = true;
@@ -92,7 +93,62 @@ static void a_long_cache_matches(TestCtx *t) {
     }
 }
 
+// One array at a time, and one stride: decoding of LRKV and of MLA, and many new tokens.
+static void unaligned_arrays_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        if (!is_bf16(g)) continue;
+        for (int i = table_ / 2; i < 3 * 15; i += 3) {
+            int what = i / 3, kind = (what + table_ / 2) % 3;
+            LowRankCase c = {kind == 2 ? 9 : 2, 2, 64, 64, 16, 16, .bf16 = true, .rope = true};
+            c.mla = kind == 1, c.bias = kind > 0;
+            c.pos[0] = 3, c.n_new[0] = c.T, c.n_new[1] = 1;
+            if (what >= 7 && what < 11) c.shifted = what - 6;
+            if (what == 11) c.q_pad = 1;
+            if (what == 12) c.batch_pad = 4;
+            if (what == 13) c.r = c.ld_b = 15;
+            if (what == 14) c.ld_b = 20;
+            twin_misalign(what < 7 ? what + 1 : 0);
+            lowrank_twin_extend(t, g, c);
+            twin_misalign(0);
+        }
+    }
+}
+
+// What looks like a cache that the kernels for decoding take, and is not: one thing at a time.
+static void what_decoding_refuses_matches(TestCtx *t) {
+    const Ops *g;
+    static const LowRankCase refused[] = {
+        {2, 2, 64, 64, 16, 16, .bias = true},
+        {2, 2, 64, 64, 16, 16, .other_z = true},
+        {2, 2, 64, 64, 16, 16, .other_ks = true},
+        {2, 2, 64, 64, 16, 16, .other_vs = true},
+        {2, 2, 64, 128, 16, 16, .rope = true},
+        {2, 2, 64, 64, 72, 72, .rope = true},
+        {2, 2, 72, 72, 16, 16, .rope = true},
+        {9, 2, 64, 64, 16, 16, .rope = true},
+        {2, 2, 64, 64, 16, 16, .mla = true, .other_z = true},
+        {2, 2, 64, 64, 16, 16, .mla = true, .other_ks = true},
+        {2, 2, 64, 64, 16, 16, .mla = true, .other_vs = true},
+        {2, 2, 64, 64, 16, 16, .mla = true, .apart = true},
+        {2, 2, 72, 64, 16, 16, .mla = true},
+        {2, 2, 72, 64, 136, 136, .mla = true},
+        {2, 1, 64, 64, 520, 520, .mla = true},
+        {9, 2, 64, 64, 16, 16, .mla = true},
+    };
+    FOR_EACH_TABLE(g) {
+        if (!is_bf16(g)) continue;
+        for (size_t i = (size_t)table_ / 2; i < sizeof refused / sizeof refused[0]; i += 3) {
+            LowRankCase c = refused[i];
+            c.bf16 = true, c.pos[0] = 3, c.n_new[0] = c.T, c.n_new[1] = 1;
+            lowrank_twin_extend(t, g, c);
+        }
+    }
+}
+
 TEST_MAIN({"lrkv_matches", lrkv_matches}, {"mla_matches", mla_matches},
+          {"unaligned_arrays_match", unaligned_arrays_match},
+          {"what_decoding_refuses_matches", what_decoding_refuses_matches},
           {"every_shape_matches_in_every_order", every_shape_matches_in_every_order},
           {"extreme_scores_match", extreme_scores_match},
           {"a_long_cache_matches", a_long_cache_matches})

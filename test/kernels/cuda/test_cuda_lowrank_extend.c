@@ -40,11 +40,12 @@ static void latents_wider_than_heads_match(TestCtx *t) {
     }
 }
 
+// The first of two new tokens sees nothing of the last split.
 static void long_caches_are_split(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        LowRankCase c = {1, 1, 16, 16, 5, 8, .rope = true, .norm = true, .bias = true};
-        c.pos[0] = 600, c.n_new[0] = 1, c.pos[1] = 255, c.n_new[1] = 1;
+        LowRankCase c = {2, 1, 16, 12, 5, 8, .rope = true, .norm = true, .bias = true};
+        c.pos[0] = 600, c.n_new[0] = 2, c.pos[1] = 191, c.n_new[1] = 2;
         lowrank_twin_extend(t, g, c);
         c.mla = c.bf16 = true;
         lowrank_twin_extend(t, g, c);
@@ -69,13 +70,25 @@ static void the_past_is_safe_from_nan(TestCtx *t) {
     }
 }
 
-// 99 KB of shared memory; the emulator refuses more.
+// Large scores: what a token sees first is the least, what comes next the most.
+static void extreme_scores_match(TestCtx *t) {
+    const Ops *g;
+    FOR_EACH_TABLE(g) {
+        LowRankCase c = {4, 2, 16, 16, 6, 8, .n_new = {4, 2, 1}, .scores = SCORES_LARGE};
+        c.bf16 = table_ / 2 == 1;
+        lowrank_twin_extend(t, g, c);
+        c.scores = SCORES_EQUAL;
+        lowrank_twin_extend(t, g, c);
+    }
+}
+
+// 99 KB of shared memory, and less than any device has; the emulator refuses more.
 static void small_devices_match(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
         cuda_limit_shared(99 << 10);
-        LowRankCase c = {9, 2, 128, 128, 64, 64, .bf16 = true, .rope = true, .norm = true};
-        c.pos[0] = 60, c.n_new[0] = 9, c.n_new[1] = 2, c.pos[2] = 5;
+        LowRankCase c = {17, 2, 128, 128, 64, 64, .bf16 = true, .rope = true, .norm = true};
+        c.pos[0] = 60, c.n_new[0] = 17, c.n_new[1] = 2, c.pos[2] = 5;
         lowrank_twin_extend(t, g, c);
         c.T = 2, c.n_new[0] = 2;
         lowrank_twin_extend(t, g, c);
@@ -85,6 +98,9 @@ static void small_devices_match(TestCtx *t) {
             c.NH = 3, c.HS = c.HV = 128, c.r = c.ld_b = 456, c.pos[1] = 70;
             lowrank_twin_extend(t, g, c);
         }
+        cuda_limit_shared(80 << 10);
+        c = (LowRankCase){2, 2, 128, 128, 64, 64, .bf16 = true, .n_new = {2, 1, 0}};
+        lowrank_twin_extend(t, g, c);
         cuda_limit_shared(0);
     }
 }
@@ -106,4 +122,5 @@ TEST_MAIN({"every_switch_matches", every_switch_matches},
           {"latents_wider_than_heads_match", latents_wider_than_heads_match},
           {"long_caches_are_split", long_caches_are_split},
           {"the_past_is_safe_from_nan", the_past_is_safe_from_nan},
+          {"extreme_scores_match", extreme_scores_match},
           {"small_devices_match", small_devices_match}, {"prefill_matches", prefill_matches})
