@@ -14,9 +14,10 @@ bool lowrank_mma_backward(bf16 *dz, float *db, const bf16 *dx, const bf16 *z, co
 
 // Keys (with rotation, norm and bias) or values of cached low-rank rows: rows b ... b + n_b of the
 // batch, positions below pos[b] + n_new[b], to out (n_b, positions, NH, width); rows behind the end
-// of a sequence are left alone. `positions` is a multiple of 64.
+// of a sequence are left alone. `positions` is a multiple of 64, width 64 or 128, on a device with
+// enough shared memory (sdpa_mma_takes).
 struct CacheExpand {
-    bf16 *out;
+    bf16 *out;  // at a multiple of 16 bytes
     int b, n_b, positions, width;
     bool keys;  // or values
 };

@@ -251,7 +251,7 @@ __device__ __forceinline__ void write_part(WarpState<S> &w, const DecodeCall &c,
         if (query >= t.n_new) continue;
         size_t row = ((size_t)t.b * c.a.NH + h) * c.a.Tq + query;
         size_t part = row * c.parts.n_splits + t.split;
-        float *to = c.parts.part + part * c.parts.width, factor = l == 0.0f ? 0.0f : 1.0f / l;
+        float *to = c.parts.part + part * c.parts.width, factor = 1.0f / l;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
 #pragma unroll
@@ -339,7 +339,7 @@ bool lowrank_mma_decode(bf16 *out, const bf16 *q, const LowRankCache *l, const S
                fits<8>(static_cast<const bf16 *>(l->vs)) && fits<2>((const bf16 *)l->bk) &&
                fits<8>(static_cast<const bf16 *>(l->zk)) &&
                fits<8>(static_cast<const bf16 *>(l->zv));
-    bool sizes = a->Tq <= QUERIES && a->HS == a->HV && l->r >= 1 && l->r <= 64;
+    bool sizes = a->Tq <= QUERIES && a->HS == a->HV && l->r <= 64;
     if (!sizes || !l->ks || !l->vs || l->shared_z || l->bias_k) return false;
     if (!fit || strides % 8 || even % 2 || !has_mma_shared()) return false;
     DecodeCall c = {q, *a, *l, {}, 0, 0};

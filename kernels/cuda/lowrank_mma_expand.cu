@@ -276,9 +276,8 @@ bool lowrank_mma_expand(const CacheExpand *e, const LowRankCache *l, const SdpaA
     c.NH = a->NH, c.R = l->r, c.shared_z = l->shared_z;
     c.norm = e->keys && l->norm, c.eps = l->eps;
     size_t strides = c.ld_b | c.s_batch | c.z_batch;
-    bool fit = fits<8>(c.s) && fits<8>(c.z) && fits<8>(b) && fits<8>(e->out) && fits<4>(c.rope) &&
-               fits<2>(c.bias) && has_mma_shared();
-    if (!fit || strides % 8 || (e->width != 64 && e->width != 128)) return false;
+    bool fit = fits<8>(c.s) && fits<8>(c.z) && fits<8>(b) && fits<4>(c.rope) && fits<2>(c.bias);
+    if (!fit || strides % 8) return false;
     if (c.s) c.s += e->b * c.s_batch;
     c.z += e->b * c.z_batch;
     if (e->width == 64)

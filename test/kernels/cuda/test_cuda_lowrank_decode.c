@@ -127,6 +127,7 @@ static void what_decoding_refuses_matches(TestCtx *t) {
         {2, 2, 64, 64, 72, 72, .rope = true},
         {2, 2, 72, 72, 16, 16, .rope = true},
         {9, 2, 64, 64, 16, 16, .rope = true},
+        {9, 1, 192, 128, 16, 16, .rope = true},
         {2, 2, 64, 64, 16, 16, .mla = true, .other_z = true},
         {2, 2, 64, 64, 16, 16, .mla = true, .other_ks = true},
         {2, 2, 64, 64, 16, 16, .mla = true, .other_vs = true},
