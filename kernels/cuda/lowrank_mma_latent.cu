@@ -177,6 +177,7 @@ __device__ __forceinline__ void latents_softmax(LatentsRows &rows, const Latents
             for (int e = 0; e < 2; e++) {
                 float y = x[e] * scale;
                 if (c.c.norm) y *= rsqrtf(squares[e] / HS + c.c.eps);
+                if (y == -INFINITY) y = NAN;  // of latents that are not finite
                 x[e] = 2 * lane + e <= limit ? y : -INFINITY;
             }
         }
@@ -218,31 +219,11 @@ __device__ __forceinline__ void add_latents(float (&o)[N][4], const LatentsShare
     }
 }
 
-// Latents that are not finite are cleared once the keys are built; whether there were any.
-__device__ __forceinline__ bool clear_latents(bf16 *z, int r) {
-    bool any = false;
+// Latents that are not finite are cleared once the keys are built: p is 0 for positions that a row
+// does not see, but 0 times NaN or infinity is not. Rows that see them got p = NaN from the key.
+__device__ __forceinline__ void clear_latents(bf16 *z, int r) {
     for (int i = (int)opaque(threadIdx.x); i < r * (KEYS / 8); i += THREADS)
-        any |= clear_not_finite(z + i * 8);
-    return any;
-}
-// What was cleared, added for the rows that see it.
-template <int N>
-__device__ __forceinline__ void add_cleared(float (&o)[N][4], const LatentsCall &c,
-                                            const LatentsTile &t, int key) {
-    int lane = (int)opaque(threadIdx.x % WARP);
-    const bf16 *z = c.z + t.b * c.c.zk_batch + (size_t)key * c.c.n_zk;
-    for (int k = 0; k < min((int)KEYS, t.end - key); k++) {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int rank = latent_of(i / 2) + i % 2 * 8 + lane % 4 * 2 + e % 2;
-                int query = (lane / 4 + e / 2 * 8) % c.a.Tq;
-                if (rank >= c.c.r) continue;
-                add_not_finite(o[i][e], to_float(z[rank * KEYS + k]), key + k <= t.pos + query);
-            }
-        }
-    }
+        clear_not_finite(z + i * 8);
 }
 
 // Partial results; s.rows holds the sums of p.
@@ -262,8 +243,8 @@ __device__ __forceinline__ void write_parts(const float (&o)[N][4], const Latent
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = lane / 4 + 8 * r;
-        if (row >= n || row % Tq >= t.n_new) continue;
-        float l = s.rows[row], factor = l == 0.0f ? 0.0f : 1.0f / l;
+        if (row >= n) continue;
+        float factor = 1.0f / s.rows[row];  // without keys anything, which nobody reads
         float *to = c.parts.part + ((first + row) * c.parts.n_splits + t.split) * c.parts.width;
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -299,10 +280,9 @@ __global__ void __launch_bounds__(THREADS, S::BLOCKS) lowrank_mma_latent_kernel(
         __syncthreads();  // both halves of the scores are here
         t = latents_tile(c);
         latents_softmax(rows, s, c, t, S::HS, key);
-        bool cleared = key + KEYS > t.pos + 1 && clear_latents(s.z, c.c.r);
-        cleared = sync_any(cleared);  // p is here
+        if (key + KEYS > t.pos + 1) clear_latents(s.z, c.c.r);
+        __syncthreads();  // p is here
         add_latents(o, s, c.c.r);
-        if (cleared) add_cleared(o, c, t, key);
         __syncthreads();  // nobody reads the latents any more
         if (key + KEYS < t.end) copy_latents(s.z, c, t, key + KEYS);
         cp_async_commit();
@@ -337,7 +317,7 @@ template <typename S> static bool launch(bf16 *out, LatentsCall c) {
 
 bool lowrank_mma_latent(bf16 *out, const bf16 *q, const LowRankCache *l, const SdpaArgs *a) {
     const bf16 *b = reinterpret_cast<const bf16 *>(l->bk), *z = static_cast<const bf16 *>(l->zk);
-    bool one = l->shared_z && l->zk == l->zv && l->n_zk == l->n_zv && l->zk_batch == l->zv_batch;
+    bool one = l->shared_z && l->zk == l->zv;
     bool fit = fits<8>(b) && fits<8>(z) && fits<4>(l->rope) && fits<2>(q) && fits<2>(l->bias_k);
     size_t even = a->q_token | a->q_head | a->q_batch;
     if (!one || l->ks || l->vs || a->Tq > QUERIES || !has_mma_shared()) return false;
