@@ -320,7 +320,7 @@ bool lowrank_mma_latent(bf16 *out, const bf16 *q, const LowRankCache *l, const S
     bool one = l->shared_z && l->zk == l->zv;
     bool fit = fits<8>(b) && fits<8>(z) && fits<4>(l->rope) && fits<2>(q) && fits<2>(l->bias_k);
     size_t even = a->q_token | a->q_head | a->q_batch;
-    if (!one || l->ks || l->vs || a->Tq > QUERIES || !has_mma_shared()) return false;
+    if (!one || l->ks || l->vs || a->Tq > QUERIES) return false;
     if (!fit || (l->zk_batch | (size_t)l->ld_b) % 8 || even % 2) return false;
     LatentsCall c = {q, b, z, *a, *l, {}, 0, 0, 0};
     if (a->HS == 64 && l->r <= 128) return launch<LatentsShape<64, 128>>(out, c);

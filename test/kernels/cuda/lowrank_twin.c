@@ -84,7 +84,8 @@ static Twin factors_new(const Ops *g, const LowRankCase *c, int rows, bool keys,
     float *x = mem_alloc(n, sizeof(float));
     test_noise(x, n, seed, 0.5f);
     for (size_t i = 0; i < n; i++) {
-        if (keys && c->scores == SCORES_LARGE) x[i] = x[i] > 0 ? 1.0f / 64 : -1.0f / 64;
+        bool up = x[i] > 0 || c->r == 1;  // of one rank, whole keys have the sign of the latent
+        if (keys && c->scores == SCORES_LARGE) x[i] = up ? 1.0f / 64 : -1.0f / 64;
         if (i % (size_t)c->ld_b >= (size_t)c->r) x[i] = NAN;
     }
     Twin b = twin_of(g, TYPE_FX, x, n);
@@ -178,7 +179,7 @@ void lowrank_twin_extend(TestCtx *t, const Ops *g, LowRankCase c) {
     call_free(t, g, &k);
 }
 
-void lowrank_twin_poison(TestCtx *t, const Ops *g, LowRankCase c, int at) {
+void lowrank_twin_poison(TestCtx *t, const Ops *g, LowRankCase c, int at, float bad) {
     Call k;
     call_new(&k, g, c);
     const Plane *planes[] = {&k.ks, &k.vs, &k.zk, &k.zv};
@@ -195,9 +196,9 @@ void lowrank_twin_poison(TestCtx *t, const Ops *g, LowRankCase c, int at) {
             size_t block = position / 64 * 64;
             size_t to = row + (p < 2 ? position * rows + i : block * rows + i * 64 + position % 64);
             if (c.bf16)
-                ((uint16_t *)x)[to] = bf16_from_f32(NAN);
+                ((uint16_t *)x)[to] = bf16_from_f32(bad);
             else
-                ((float *)x)[to] = NAN;
+                ((float *)x)[to] = bad;
         }
         g->upload_bytes(planes[p]->gpu, x, n * size);
         g->sdpa_lowrank_extend(gpu(k.out), gpu(k.q), &k.gx, &k.ga);

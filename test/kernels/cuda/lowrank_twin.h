@@ -24,7 +24,7 @@ typedef struct LowRankCase {
 
 void lowrank_twin_extend(TestCtx *t, const Ops *g, LowRankCase c);
 
-// With NaN in one plane of the cache at new token `at` of the first row: that token of every head
-// is spoilt, those before it keep their bits. Of the rows that all heads read it is the first
-// element, of the latents one of each head.
-void lowrank_twin_poison(TestCtx *t, const Ops *g, LowRankCase c, int at);
+// With NaN or an infinity in one plane of the cache at new token `at` of the first row: that token
+// of every head is spoilt, those before it keep their bits. Of the rows that all heads read it is
+// the first element, of the latents one of each head.
+void lowrank_twin_poison(TestCtx *t, const Ops *g, LowRankCase c, int at, float bad);

@@ -3,6 +3,8 @@
 // time.
 #include "test/kernels/cuda/lowrank_twin.h"
 
+#include <math.h>
+
 static void every_switch_matches(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
@@ -59,14 +61,20 @@ static void the_past_is_safe_from_nan(TestCtx *t) {
         LowRankCase c = {5, 3, 64, 64, 46, 48, .bf16 = true, .rope = true, .norm = true};
         c.pos[0] = order == 2 ? 300 : 61, c.n_new[0] = 5, c.n_new[1] = 3;
         if (order == 1) c.HS = c.HV = 128;
-        if (is_bf16(g)) lowrank_twin_poison(t, g, c, 3);
+        if (is_bf16(g)) lowrank_twin_poison(t, g, c, 3, NAN);
         c.mla = true;
-        if (is_bf16(g)) lowrank_twin_poison(t, g, c, 3);
+        if (is_bf16(g)) lowrank_twin_poison(t, g, c, 3, NAN);
         c.mla = false, c.T = c.n_new[0] = 11, c.NH = 1;
-        lowrank_twin_poison(t, g, c, 7);
+        lowrank_twin_poison(t, g, c, 7, NAN);
         LowRankCase plain = {20, 2, 16, 16, 6, 8, .mla = order == 1, .rope = true, .bias = true};
         plain.pos[0] = order == 2 ? 300 : 30, plain.n_new[0] = 20;
-        lowrank_twin_poison(t, g, plain, 17);
+        lowrank_twin_poison(t, g, plain, 17, NAN);
+        // Keys whose score is -infinity: no weight, but the same latents are values.
+        LowRankCase low = {5, 2, 64, 64, 1, 8, .mla = true, .bf16 = true, .scores = SCORES_LARGE};
+        low.pos[0] = 61, low.n_new[0] = 5;
+        lowrank_twin_poison(t, g, low, 3, -INFINITY);
+        low.T = low.n_new[0] = 11;
+        lowrank_twin_poison(t, g, low, 3, -INFINITY);
     }
 }
 
