@@ -81,7 +81,7 @@ CHECK_asan = -O1 -fsanitize=thread,undefined -fno-sanitize=alignment -fno-saniti
 CHECK_debug = -O0 $(CHECK_ALL)
 EMU_TEST_SRC := $(if $(shell command -v $(CXX)),$(wildcard test/kernels/cuda/test_*.c test/emu/test_*.cu))
 # Whole models are too slow with every access checked.
-EMU_WHOLE = $(addprefix test/kernels/cuda/test_cuda_,train text)
+EMU_WHOLE = $(addprefix test/kernels/cuda/test_cuda_,train text paths)
 EMU_TESTS = $(addprefix $(BUILD)/check/,$(filter-out $(EMU_WHOLE),$(basename $(EMU_TEST_SRC)))) \
     $(if $(EMU_TEST_SRC),$(EMU_WHOLE:%=$(BUILD)/emu/%) $(BUILD)/check/coverage)
 RUN_TESTS = mkdir -p $(BUILD)/check/launches && BUILD=$(BUILD) GPU_EMU_COVERAGE=$(BUILD)/check/launches scripts/run_tests.sh

@@ -34,7 +34,7 @@ typedef struct AttnDims {
     float std_in,
         std_out;       // initial std of input projections (0: 1/sqrt(fan_in)) and of wo (0: zero)
     ElemType compute;  // operand type of products on the CPU
-    ElemType cache_type;  // TYPE_F32 or TYPE_BF16
+    ElemType cache_type;  // TYPE_F32 or TYPE_BF16; before a table is known perhaps TYPE_FX
 } AttnDims;
 
 // What one call needs, for one layer; built by the model.

@@ -127,7 +127,7 @@ static bool decode(Infer *s, int depth, double seconds, Error *err) {
     int row = bench_row(t);
     bench_set_text(t, row, DECODE_CONFIG, s->bc->name);
     bench_set_text(t, row, DECODE_COMPUTE, s->compute);
-    bench_set_text(t, row, DECODE_KV, bench_compute_name((ElemType)s->c.generate.kv_type));
+    bench_set_text(t, row, DECODE_KV, bench_compute_name(s->cache->spec[0].type));
     bench_set(t, row, DECODE_DEPTH, depth);
     bench_set(t, row, DECODE_SECONDS, token);
     bench_set(t, row, DECODE_TOKEN_SPEED, 1 / token);

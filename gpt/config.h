@@ -95,7 +95,7 @@ typedef struct Config {
         int64_t every;
     } log;
     struct {
-        int kv_type;  // ElemType of the cache: TYPE_F32 or TYPE_BF16
+        int kv_type;  // ElemType of the cache; TYPE_FX: that of activations
     } generate;
 } Config;
 

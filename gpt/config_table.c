@@ -27,6 +27,8 @@ static const Word schedule_words[] = {{"constant", SCHEDULE_CONSTANT},
                                       {"wsd", SCHEDULE_WSD},
                                       {NULL, 0}};
 static const Word elem_words[] = {{"fp32", TYPE_F32}, {"bf16", TYPE_BF16}, {NULL, 0}};
+static const Word kv_words[] = {
+    {"auto", TYPE_FX}, {"fp32", TYPE_F32}, {"bf16", TYPE_BF16}, {NULL, 0}};
 
 // The six settings of one optimizer group.
 #define GROUP(name, k, kind0, lr0, decay0, what)                                                   \
@@ -251,8 +253,9 @@ const Setting config_table[] = {
      .help = "Steps between lines of progress."},
 
     // --- generate
-    {.key = "generate.kv_type", .type = SETTING_WORD, AT(generate.kv_type), .initial = TYPE_F32,
-     .words = elem_words, .help = "Element type of the key/value cache."},
+    {.key = "generate.kv_type", .type = SETTING_WORD, AT(generate.kv_type), .initial = TYPE_FX,
+     .words = kv_words, .help = "Element type of the key/value cache. auto: that of activations, "
+             "bf16 on CUDA with train.compute=bf16, else fp32."},
 };
 // clang-format on
 

@@ -5,13 +5,19 @@
 #include <assert.h>
 #include <string.h>
 
+static AttnDims cache_dims(const Config *c, const Ops *ops, int B, int T, int Tmax) {
+    AttnDims d = config_attn_dims(c, B, T, Tmax);
+    d.cache_type = elem_stored(d.cache_type, ops->elem_size);
+    return d;
+}
+
 static size_t row_bytes(const TensorSpec *s, const Ops *ops) {
     return spec_stored(s) * elem_bytes(s->type, ops->elem_size);
 }
 
 size_t cache_bytes(const Config *c, const Ops *ops, int B, int Tmax) {
     TensorSpec s[ATTN_MAX_TENSORS] = {{0}};
-    AttnDims d = config_attn_dims(c, B, 1, Tmax);
+    AttnDims d = cache_dims(c, ops, B, 1, Tmax);
     int n = attention_find(c->attention.type)->cache(s, &d);
     size_t bytes = 0;
     for (int i = 0; i < n; i++)
@@ -21,7 +27,7 @@ size_t cache_bytes(const Config *c, const Ops *ops, int B, int Tmax) {
 
 Cache *cache_create(const Model *m, int B, int Tmax, int chunk) {
     Cache *c = mem_alloc(1, sizeof *c);
-    AttnDims d = config_attn_dims(&m->cfg, B, chunk, Tmax);
+    AttnDims d = cache_dims(&m->cfg, m->ops, B, chunk, Tmax);
     c->B = B, c->Tmax = Tmax, c->chunk = chunk;
     c->n_rows = m->attn->cache(c->spec, &d);
     c->bytes = cache_bytes(&m->cfg, m->ops, B, Tmax);
@@ -86,7 +92,7 @@ void model_extend(Model *m, Cache *c, const int *ids, int T, const int *n_new, f
         assert(n_new[b] >= 0 && n_new[b] <= T && c->pos[b] + n_new[b] <= c->Tmax);
         max_pos = max_int(max_pos, c->pos[b] + n_new[b]);
     }
-    AttnDims d = config_attn_dims(&m->cfg, c->B, T, c->Tmax);
+    AttnDims d = cache_dims(&m->cfg, ops, c->B, T, c->Tmax);
     ops->upload_bytes(a->ids, ids, counts * (size_t)T);
     ops->upload_bytes(c->device_pos, c->pos, counts);
     ops->upload_bytes(c->device_n_new, n_new, counts);

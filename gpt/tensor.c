@@ -30,6 +30,11 @@ size_t spec_stored(const TensorSpec *s) {
     return (size_t)spec_rows(s) * (size_t)spec_cols(s);
 }
 
+ElemType elem_stored(ElemType type, size_t elem_size) {
+    if (type != TYPE_FX) return type;
+    return elem_size == 2 ? TYPE_BF16 : TYPE_F32;
+}
+
 size_t elem_bytes(ElemType type, size_t elem_size) {
     switch (type) {
     case TYPE_FX:

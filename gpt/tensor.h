@@ -70,6 +70,8 @@ int tensor_find(const TensorTable *t, const char *name);
 size_t tensor_count(const TensorTable *t);
 
 size_t elem_bytes(ElemType type, size_t elem_size);
+// What TYPE_FX is there: TYPE_F32 or TYPE_BF16; other types are themselves.
+ElemType elem_stored(ElemType type, size_t elem_size);
 
 // Initial values, logical order (dim[0], dim[1]); element i depends on (seed, name, i) alone.
 void tensor_init(float *logical, const Tensor *t, uint64_t seed);

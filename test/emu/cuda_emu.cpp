@@ -243,7 +243,7 @@ void run_launch(const EmuLaunch &l, Orders o) {
     }
     emu_memory_verify();
     static const char *const names[] = {"forward", "reverse", "shuffle"};
-    if (!emu.failed) emu_coverage_note(l.kernel, names[sched.order], l.shared_bytes);
+    if (!emu.failed) emu_coverage_note(l, names[sched.order]);
     emu.launch = nullptr;
 }
 

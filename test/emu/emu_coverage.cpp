@@ -1,8 +1,9 @@
 // emu_coverage.cpp - notes which kernels this program launched in which thread orders, and writes
 // them when it ends to $GPU_EMU_COVERAGE/<program>.launches: one line "order address bytes" each,
 // the address as the program's symbol table has it, the bytes of shared memory. coverage.sh
-// compares them with what was compiled.
+// compares them with what was compiled. Tests ask how many came from a file (emu_launches.h).
 #include "test/emu/emu_internal.h"
+#include "test/emu/emu_launches.h"
 
 #include <errno.h>
 #include <link.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <map>
 #include <set>
 #include <string>
 
@@ -17,6 +19,11 @@ namespace {
 
 std::set<std::string> &launches() {
     static std::set<std::string> all;
+    return all;
+}
+
+std::map<std::string, int> &launches_by_file() {
+    static std::map<std::string, int> all;
     return all;
 }
 
@@ -41,16 +48,27 @@ void write_launches() {
 
 }  // namespace
 
-void emu_coverage_note(const void *kernel, const char *order, size_t shared_bytes) {
+extern "C" void emu_forget_launches(void) {
+    launches_by_file().clear();
+}
+extern "C" int emu_launches_from(const char *part) {
+    int n = 0;
+    for (const auto &[file, count] : launches_by_file())
+        n += file.find(part) != std::string::npos ? count : 0;
+    return n;
+}
+
+void emu_coverage_note(const EmuLaunch &l, const char *order) {
     static bool wanted = getenv("GPU_EMU_COVERAGE") && emu_checking;
     static uintptr_t loaded_at;
+    launches_by_file()[l.file]++;
     if (!wanted) return;
     if (launches().empty()) {
         dl_iterate_phdr(find_load_address, &loaded_at);
         atexit(write_launches);
     }
     char line[96];
-    snprintf(line, sizeof line, "%s %016zx %zu", order, (uintptr_t)kernel - loaded_at,
-             shared_bytes);
+    snprintf(line, sizeof line, "%s %016zx %zu", order, (uintptr_t)l.kernel - loaded_at,
+             l.shared_bytes);
     launches().insert(line);
 }

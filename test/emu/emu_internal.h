@@ -90,6 +90,5 @@ bool emu_is_init(const void *p, size_t n);
 void emu_mark_copy(const void *dst, const void *src, size_t n);
 void emu_mark_pending(const void *p, size_t n, bool pending);
 
-// Notes for coverage.sh that a launch went through in "forward", "reverse" or "shuffle" order, and
-// its shared memory.
-void emu_coverage_note(const void *kernel, const char *order, size_t shared_bytes);
+// Notes that a launch went through in "forward", "reverse" or "shuffle" order.
+void emu_coverage_note(const EmuLaunch &l, const char *order);

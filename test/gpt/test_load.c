@@ -268,7 +268,7 @@ static void usage_errors_have_status_2(TestCtx *t) {
     expect_failure(t, r, generate_main, (Line){{"@run", "-p", "x", "--temperature", "nan"}}, 2,
                    "--temperature");
     expect_failure(t, r, generate_main, (Line){{"@run", "-p", "x", "generate.kv_type=fp8"}}, 2,
-                   "one of fp32, bf16");
+                   "one of auto, fp32, bf16");
     tiny_close(r);
 }
 

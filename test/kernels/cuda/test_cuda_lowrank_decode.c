@@ -88,7 +88,7 @@ static void a_long_cache_matches(TestCtx *t) {
         c.pos[2] = 189, c.n_new[2] = 3;  // ends where a split begins
         if (table_ / 2 == 2) c.HS = c.HV = 128;
         lowrank_twin_extend(t, g, c);
-        c.mla = true;
+        c.mla = true, c.pos[2] = 382;  // its second split begins at 384
         lowrank_twin_extend(t, g, c);
     }
 }
