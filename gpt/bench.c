@@ -75,10 +75,6 @@ bool bench_parse_compute(const char *text, ElemType out[2], int *n, Error *err) 
     return true;
 }
 
-const char *bench_compute_name(ElemType compute) {
-    return compute == TYPE_BF16 ? "bf16" : "fp32";
-}
-
 // --- What the sections share
 
 double bench_item_seconds(Bench *b) {

@@ -235,7 +235,6 @@ double bench_item_seconds(Bench *b);
 Config bench_step_config(const Bench *b, const Config *c, ElemType compute);
 // "bench: step 128m-mha bf16" on stderr, unless quiet.
 void bench_progress(const Bench *b, const char *section, const char *config, const char *what);
-const char *bench_compute_name(ElemType compute);
 // Noise in [-0.05, 0.05), n floats, caller frees with mem_free.
 float *bench_noise(size_t n);
 // Gives every tensor of the model noise and prepares it.

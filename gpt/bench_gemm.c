@@ -136,7 +136,7 @@ static void measure_shape(Bench *b, const Shape *s, int k) {
     int row = bench_row(t);
     bench_set_text(t, row, GEMM_CONFIG, s->config);
     bench_set_text(t, row, GEMM_TENSOR, s->tensor);
-    bench_set_text(t, row, GEMM_COMPUTE, bench_compute_name(b->compute[k]));
+    bench_set_text(t, row, GEMM_COMPUTE, elem_name(b->compute[k]));
     bench_set(t, row, GEMM_ROWS, (double)s->rows);
     bench_set(t, row, GEMM_OC, s->OC);
     bench_set(t, row, GEMM_IC, s->IC);
@@ -166,7 +166,7 @@ bool bench_gemm(Bench *b, Error *err) {
     b->items = s->n * b->n_compute;
     for (int k = 0; k < b->n_compute; k++) {
         for (int i = 0; i < s->n; i++) {
-            bench_progress(b, "gemm", s->shape[i].tensor, bench_compute_name(b->compute[k]));
+            bench_progress(b, "gemm", s->shape[i].tensor, elem_name(b->compute[k]));
             measure_shape(b, &s->shape[i], k);
         }
     }

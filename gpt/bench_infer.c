@@ -127,7 +127,7 @@ static bool decode(Infer *s, int depth, double seconds, Error *err) {
     int row = bench_row(t);
     bench_set_text(t, row, DECODE_CONFIG, s->bc->name);
     bench_set_text(t, row, DECODE_COMPUTE, s->compute);
-    bench_set_text(t, row, DECODE_KV, bench_compute_name(s->cache->spec[0].type));
+    bench_set_text(t, row, DECODE_KV, elem_name(s->cache->spec[0].type));
     bench_set(t, row, DECODE_DEPTH, depth);
     bench_set(t, row, DECODE_SECONDS, token);
     bench_set(t, row, DECODE_TOKEN_SPEED, 1 / token);
@@ -167,7 +167,7 @@ static bool check_lengths(const Bench *b, const BenchConfig *bc, Error *err) {
 static bool measure_config(Bench *b, const BenchConfig *bc, int k, Error *err) {
     Infer s = {.b = b, .bc = bc, .ops = b->ops[k], .c = bc->c};
     int context = s.c.model.seq_len;
-    s.compute = bench_compute_name(b->compute[k]);
+    s.compute = elem_name(b->compute[k]);
     s.c.train.compute = (int)b->compute[k];
     s.prompt = b->prompt ? b->prompt : min_int(512, context);
     s.m = model_create(&s.c, s.ops, false);
@@ -201,8 +201,7 @@ bool bench_infer(Bench *b, Error *err) {
     }
     for (int i = 0; i < b->n_configs; i++) {
         for (int k = 0; k < b->n_compute; k++) {
-            bench_progress(b, "prefill, decode", b->config[i].name,
-                           bench_compute_name(b->compute[k]));
+            bench_progress(b, "prefill, decode", b->config[i].name, elem_name(b->compute[k]));
             if (!measure_config(b, &b->config[i], k, err)) return false;
         }
     }

@@ -23,7 +23,7 @@ static void record(const Kernels *k) {
     int row = bench_row(t);
     double seconds = bench_median(&k->times);
     bench_set_text(t, row, KERNEL_CONFIG, k->config);
-    bench_set_text(t, row, KERNEL_COMPUTE, bench_compute_name(k->compute));
+    bench_set_text(t, row, KERNEL_COMPUTE, elem_name(k->compute));
     bench_set_text(t, row, KERNEL_OP, k->name);
     bench_set(t, row, KERNEL_SECONDS, seconds);
     bench_set(t, row, KERNEL_FLOPS, k->flops > 0 ? k->flops : NAN);
@@ -284,7 +284,7 @@ bool bench_kernels(Bench *b, Error *err) {
     b->items = N_OPS * b->n_configs * b->n_compute;
     for (int k = 0; k < b->n_compute; k++) {
         for (int i = 0; i < b->n_configs; i++) {
-            bench_progress(b, "kernels", b->config[i].name, bench_compute_name(b->compute[k]));
+            bench_progress(b, "kernels", b->config[i].name, elem_name(b->compute[k]));
             measure(b, &b->config[i], k, noise);
         }
     }

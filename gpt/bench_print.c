@@ -187,7 +187,7 @@ void bench_print(Buf *out, const Bench *b) {
                        100 * drift(peaks, PEAK_F32), 100 * drift(peaks, PEAK_BF16),
                        100 * drift(peaks, PEAK_READ));
         for (int k = 0; i == BENCH_GEMM && k < b->n_compute; k++) {
-            const char *compute = bench_compute_name(b->compute[k]);
+            const char *compute = elem_name(b->compute[k]);
             buf_printf(out, "all of %s: %.1f GFLOP/s\n", compute,
                        gemm_speed(&b->table[i], compute) / 1e9);
         }

@@ -127,7 +127,7 @@ static bool measure_config(Bench *b, const BenchConfig *bc, int k, Error *err) {
     if (!plan_compute(&plan, &s.c, ops, 1, 0, err)) return error_prefix(err, bc->name);
     int row = bench_row(t);
     bench_set_text(t, row, STEP_CONFIG, bc->name);
-    bench_set_text(t, row, STEP_COMPUTE, bench_compute_name(b->compute[k]));
+    bench_set_text(t, row, STEP_COMPUTE, elem_name(b->compute[k]));
     bench_set(t, row, STEP_FLOPS, plan.flops.causal);
     bench_set(t, row, STEP_PLAN_BYTES, (double)plan.bytes.total);
     // Resident memory is the host's: it says nothing about another device's.
@@ -149,7 +149,7 @@ bool bench_step(Bench *b, Error *err) {
     b->items = b->n_configs * b->n_compute;
     for (int i = 0; i < b->n_configs; i++) {
         for (int k = 0; k < b->n_compute; k++) {
-            bench_progress(b, "step", b->config[i].name, bench_compute_name(b->compute[k]));
+            bench_progress(b, "step", b->config[i].name, elem_name(b->compute[k]));
             if (!measure_config(b, &b->config[i], k, err)) return false;
         }
     }

@@ -127,18 +127,20 @@ static void print_stats(const GenerateStats *s, const GenerateCommand *g, int L)
         fprintf(
             stderr,
             "{\"prompt_tokens\": %lld, \"prompt_tokens_per_s\": %.6g, \"generated_tokens\": %lld, "
-            "\"tokens_per_s\": %.6g, \"cache_bytes\": %zu, \"cache_values_per_token_layer\": %lld, "
-            "\"cache_tokens\": %d, \"layers\": %d, \"seed\": %lld, \"finish\": \"%s\"}\n",
+            "\"tokens_per_s\": %.6g, \"cache_bytes\": %zu, \"cache_type\": \"%s\", "
+            "\"cache_values_per_token_layer\": %lld, \"cache_tokens\": %d, \"layers\": %d, "
+            "\"seed\": %lld, \"finish\": \"%s\"}\n",
             (long long)s->prompt_tokens, prompt, (long long)s->generated, tokens, s->cache_bytes,
-            (long long)s->cache_values, s->cache_length, L, (long long)g->seed, s->finish);
+            elem_name(s->cache_type), (long long)s->cache_values, s->cache_length, L,
+            (long long)g->seed, s->finish);
         return;
     }
     fprintf(stderr,
             "prompt %lld tokens at %.4g tokens/s, generated %lld at %.4g tokens/s, cache %zu bytes "
-            "(%lld values x %d layers x %d tokens x %d), seed %lld, end: %s\n",
+            "(%lld values in %s x %d layers x %d tokens x %d), seed %lld, end: %s\n",
             (long long)s->prompt_tokens, prompt, (long long)s->generated, tokens, s->cache_bytes,
-            (long long)s->cache_values, L, s->cache_length, s->cache_rows, (long long)g->seed,
-            s->finish);
+            (long long)s->cache_values, elem_name(s->cache_type), L, s->cache_length, s->cache_rows,
+            (long long)g->seed, s->finish);
 }
 
 static bool run(GenerateCommand *g, Loaded *l, const Buf *prompt, Error *err) {

@@ -166,7 +166,7 @@ static void fill_stats(Generation *g) {
     GenerateStats *s = g->stats;
     AttnDims d = config_attn_dims(&g->m->cfg, 1, 1, g->cache->Tmax);
     s->prompt_tokens = g->n_prompt;
-    s->cache_bytes = g->cache->bytes;
+    s->cache_bytes = g->cache->bytes, s->cache_type = g->cache->spec[0].type;
     s->cache_values = (int64_t)attention_cache_values(g->m->attn, &d);
     s->cache_rows = g->cache->B, s->cache_length = g->cache->Tmax;
     s->finish = g->seq[0].finish ? g->seq[0].finish : g->limit == 0 ? "length" : "cancelled";

@@ -21,6 +21,7 @@ typedef struct GenerateStats {
     double prefill_seconds, decode_seconds;
     int64_t decoded;       // tokens whose successor was computed in decode_seconds
     size_t cache_bytes;    // allocated
+    ElemType cache_type;   // TYPE_F32 or TYPE_BF16
     int64_t cache_values;  // per token and layer
     int cache_rows, cache_length;
     const char

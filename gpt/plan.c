@@ -109,7 +109,8 @@ static void count_cache(Plan *p, const Ops *ops) {
     AttnDims d = config_attn_dims(c, 1, T, T);
     PlanCache *k = &p->cache;
     k->values = attention_cache_values(attention_find(c->attention.type), &d);
-    k->token_layer_bytes = k->values * elem_bytes(d.cache_type, ops->elem_size);
+    k->type = elem_stored(d.cache_type, ops->elem_size);
+    k->token_layer_bytes = k->values * elem_bytes(k->type, ops->elem_size);
     k->sequence_bytes = k->token_layer_bytes * (size_t)T * (size_t)c->model.n_layer;
     k->sequence_allocated = cache_bytes(c, ops, 1, T);
     k->share_of_mha = (double)k->values / (2.0 * d.NH * d.HS);

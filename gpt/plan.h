@@ -30,7 +30,8 @@ typedef struct PlanFlops {
 
 typedef struct PlanCache {
     size_t values;              // of one token in one layer
-    size_t token_layer_bytes;   // values in the cache's type
+    ElemType type;              // TYPE_F32 or TYPE_BF16
+    size_t token_layer_bytes;   // values in that type
     size_t sequence_bytes;      // seq_len tokens in all layers, by that formula
     size_t sequence_allocated;  // the same as really allocated
     double share_of_mha;        // values over 2 H d_h

@@ -141,8 +141,8 @@ static void print_bytes(FILE *out, const Plan *p) {
 static void print_cache(FILE *out, const Plan *p) {
     const PlanCache *k = &p->cache;
     char text[24];
-    fprintf(out, "\ncache       %zu values a token and layer (%.1f %% of mha), %zu bytes\n",
-            k->values, 100 * k->share_of_mha, k->token_layer_bytes);
+    fprintf(out, "\ncache       %zu values a token and layer (%.1f %% of mha), %zu bytes in %s\n",
+            k->values, 100 * k->share_of_mha, k->token_layer_bytes, elem_name(k->type));
     fprintf(out, "            %s = %zu bytes for a sequence of %d tokens",
             bytes_text(text, k->sequence_bytes), k->sequence_bytes, p->cfg.model.seq_len);
     fprintf(out, ", %zu allocated\n", k->sequence_allocated);
@@ -209,7 +209,7 @@ static void json_bytes(Buf *b, const Plan *p) {
     add_count(b, "tables", y->tables);
     add_count(b, "total", y->total);
     add_count(b, "generate", p->generate_bytes);
-    buf_printf(b, "},\n \"cache\": {");
+    buf_printf(b, "},\n \"cache\": {\"type\": \"%s\"", elem_name(p->cache.type));
     add_count(b, "values_per_token_layer", p->cache.values);
     add_count(b, "bytes_per_token_layer", p->cache.token_layer_bytes);
     add_count(b, "bytes_per_sequence", p->cache.sequence_bytes);

@@ -30,6 +30,10 @@ size_t spec_stored(const TensorSpec *s) {
     return (size_t)spec_rows(s) * (size_t)spec_cols(s);
 }
 
+const char *elem_name(ElemType type) {
+    return type == TYPE_BF16 ? "bf16" : "fp32";
+}
+
 ElemType elem_stored(ElemType type, size_t elem_size) {
     if (type != TYPE_FX) return type;
     return elem_size == 2 ? TYPE_BF16 : TYPE_F32;

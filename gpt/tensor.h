@@ -70,6 +70,7 @@ int tensor_find(const TensorTable *t, const char *name);
 size_t tensor_count(const TensorTable *t);
 
 size_t elem_bytes(ElemType type, size_t elem_size);
+const char *elem_name(ElemType type);  // "bf16", else "fp32"
 // What TYPE_FX is there: TYPE_F32 or TYPE_BF16; other types are themselves.
 ElemType elem_stored(ElemType type, size_t elem_size);
 

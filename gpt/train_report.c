@@ -53,7 +53,7 @@ void train_print_header(Trainer *t) {
     }
     say_data(t);
     logger_say(&t->log, "device: %s (%s), %s products, measured peak %.1f GFLOP/s", t->ops->name,
-               t->ops->isa, c->train.compute == TYPE_BF16 ? "bf16" : "fp32", t->peak_flops / 1e9);
+               t->ops->isa, elem_name((ElemType)c->train.compute), t->peak_flops / 1e9);
     logger_say(&t->log,
                "step: %lld tokens = %d micro-batches of %d x %d; %s at step %lld of %lld in %s",
                (long long)c->batch.tokens, t->accumulate, t->B, t->T,

@@ -167,7 +167,9 @@ static void overrides_change_what_is_free(TestCtx *t) {
     CHECK_MSG(t, strcmp(a, b) == 0, "%s%s", a, b);
     Said s = run(r, generate_main,
                  (Line){{"@run", "generate.kv_type=bf16", "-p", "hello", "-n", "3", "--json"}});
-    CHECK_MSG(t, strstr(s.err.text, "\"cache_bytes\": 1024, \"cache_values_per_token_layer\": 64"),
+    CHECK_MSG(t,
+              strstr(s.err.text, "\"cache_bytes\": 1024, \"cache_type\": \"bf16\", "
+                                 "\"cache_values_per_token_layer\": 64"),
               "%s", s.err.text);
     said_free(&s);
     mem_free(a);

@@ -264,7 +264,7 @@ static void plan_print_shows_them_to_people(TestCtx *t) {
     fclose(f);
     CHECK(t, n > 500);
     static const char *const words[] = {"156.3 M = ",   "vocabulary 50257 (50304 padded)",
-                                        "808 values",   "52.6 % of mha",
+                                        "808 values",   "52.6 % of mha), 1616 bytes in bf16",
                                         "190735 steps", "h.11.mlp.c_proj",
                                         "muon",         "50257 x 768  stored 50304 x 768"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
