@@ -20,19 +20,19 @@ static int kv_heads(const AttnDims *d) {
 
 static SdpaArgs sdpa_args(const Kernels *k, int Tq) {
     const AttnDims *d = &k->d;
-    int NKV = kv_heads(d);
+    int NKV = kv_heads(d), HS = d->HS + d->HR;
     SdpaArgs a = {.B = d->B,
                   .Tq = Tq,
                   .Tk = d->T,
                   .NH = d->NH,
                   .NKV = NKV,
-                  .HS = d->HS,
+                  .HS = HS,
                   .HV = d->HV,
-                  .scale = 1 / sqrtf((float)d->HS),
+                  .scale = 1 / sqrtf((float)HS),
                   .kv_type = TYPE_FX};
-    a.q_head = a.k_head = (size_t)d->HS, a.v_head = a.o_head = (size_t)d->HV;
-    a.q_token = width(d->NH, d->HS), a.o_token = width(d->NH, d->HV);
-    a.k_token = width(NKV, d->HS), a.v_token = width(NKV, d->HV);
+    a.q_head = a.k_head = (size_t)HS, a.v_head = a.o_head = (size_t)d->HV;
+    a.q_token = width(d->NH, HS), a.o_token = width(d->NH, d->HV);
+    a.k_token = width(NKV, HS), a.v_token = width(NKV, d->HV);
     a.q_batch = a.q_token * (size_t)Tq, a.o_batch = a.o_token * (size_t)Tq;
     a.k_batch = a.k_token * (size_t)d->T, a.v_batch = a.v_token * (size_t)d->T;
     return a;
@@ -119,7 +119,7 @@ void kernel_sdpa(Kernels *k) {
     float *lse = kernel_f32(k, N * (size_t)d->NH);
     // T / 2 keys on average: two products forward, five backward (kernels that compute the scores
     // twice do more).
-    double pair = (double)N * d->NH * (double)d->T, HS = d->HS, HV = d->HV;
+    double pair = (double)N * d->NH * (double)d->T, HS = a.HS, HV = a.HV;
     double io = (double)(N * (a.q_token + a.k_token + a.v_token + a.o_token) * ops->elem_size),
            stats = 4 * (double)N * d->NH;
     TIMED(k, "sdpa_forward", pair * (HS + HV), io + stats)
@@ -160,41 +160,51 @@ static void set_decode(SdpaArgs *a, const Kernels *k, const Decode *x) {
     a->pos = x->pos, a->n_new = x->n_new, a->max_pos = k->d.T, a->kv_type = x->type;
 }
 
+// MLA with a decoupled key: all heads read one row [latent | rotated key], whose latent is the
+// value.
+static void absorb(SdpaArgs *a, const AttnDims *d) {
+    size_t row = width(1, d->RKV + d->HR);
+    a->NKV = 1, a->HS = (int)row, a->HV = d->RKV;
+    a->q_head = row, a->q_token = a->q_batch = row * (size_t)d->NH;
+    a->o_head = (size_t)d->RKV, a->o_token = a->o_batch = width(d->NH, d->RKV);
+    a->k_token = a->v_token = row, a->k_batch = a->v_batch = row * (size_t)d->T;
+}
+
 void kernel_extend(Kernels *k) {
     const AttnDims *d = &k->d;
     const Ops *ops = k->ops;
+    bool absorbed = d->RKV > 0 && d->HR > 0;
     Decode x = decode_new(k);
     SdpaArgs a = sdpa_args(k, 1);
+    if (absorbed) absorb(&a, d);
     set_decode(&a, k, &x);
     size_t B = (size_t)d->B;
     floatX *q = kernel_fx(k, B * a.q_token), *out = kernel_fx(k, B * a.o_token);
-    void *key = cached(k, x.type, B * a.k_batch), *v = cached(k, x.type, B * a.v_batch);
-    double held = (double)(B * (a.k_batch + a.v_batch)) * x.bytes, pairs = (double)k->N * d->NH;
-    TIMED(k, "sdpa_extend", 2 * pairs * (d->HS + d->HV), held)
+    void *key = cached(k, x.type, B * a.k_batch);
+    void *v = absorbed ? key : cached(k, x.type, B * a.v_batch);
+    double held = (double)(B * (a.k_batch + (absorbed ? 0 : a.v_batch))) * x.bytes;
+    double pairs = (double)k->N * d->NH;
+    TIMED(k, "sdpa_extend", 2 * pairs * (a.HS + a.HV), held)
     ops->sdpa_extend(out, q, key, v, &a);
     TIMED(k, "cache_append", 0, (double)(B * a.k_token) * (x.bytes + (double)ops->elem_size))
     ops->cache_append(key, a.k_batch, x.type, q, a.q_token, (int)a.k_token, x.pos, x.n_new, d->B,
                       1);
 }
 
-void kernel_lowrank_extend(Kernels *k) {
+// The cache of LRKV; of MLA with a reconstructed key, whose latents serve all heads, keys and
+// values.
+static LowRankCache low_rank_cache(Kernels *k, ElemType type) {
     const AttnDims *d = &k->d;
-    const Ops *ops = k->ops;
-    Decode x = decode_new(k);
-    SdpaArgs a = sdpa_args(k, 1);
-    set_decode(&a, k, &x);
-    a.NKV = d->NH;
-    int r = rank_of(d), stored = attn_stored_rank(r);
-    size_t B = (size_t)d->B, T = (size_t)d->T, HS = (size_t)d->HS, HV = (size_t)d->HV;
-    size_t rows = width(d->NH, r), latent = round_up(T, LATENT_BLOCK) * rows;
-    LowRankCache c = {.ks = cached(k, x.type, B * T * HS),
-                      .vs = cached(k, x.type, B * T * HV),
-                      .zk = cached(k, x.type, B * latent),
-                      .zv = cached(k, x.type, B * latent),
+    bool mla = d->RKV > 0 && d->HR == 0;
+    int r = mla ? d->RKV : rank_of(d), stored = mla ? r : attn_stored_rank(r);
+    size_t B = (size_t)d->B, T = (size_t)d->T, rows = width(mla ? 1 : d->NH, r);
+    size_t latent = round_up(T, LATENT_BLOCK) * rows, HS = (size_t)d->HS, HV = (size_t)d->HV;
+    LowRankCache c = {.zk = cached(k, type, B * latent),
                       .bk = kernel_fx(k, width(d->NH, d->HS) * (size_t)stored),
                       .bv = kernel_fx(k, width(d->NH, d->HV) * (size_t)stored),
                       .r = r,
                       .ld_b = stored,
+                      .shared_z = mla,
                       .n_zk = (int)rows,
                       .n_zv = (int)rows,
                       .ks_batch = T * HS,
@@ -204,15 +214,32 @@ void kernel_lowrank_extend(Kernels *k) {
                       .rope = d->HS % 2 ? NULL : k->rope,
                       .norm = true,
                       .eps = 1e-6f};
+    c.zv = mla ? c.zk : cached(k, type, B * latent);
+    if (!mla) c.ks = cached(k, type, B * T * HS), c.vs = cached(k, type, B * T * HV);
+    return c;
+}
+
+void kernel_lowrank_extend(Kernels *k) {
+    const AttnDims *d = &k->d;
+    const Ops *ops = k->ops;
+    Decode x = decode_new(k);
+    SdpaArgs a = sdpa_args(k, 1);
+    set_decode(&a, k, &x);
+    LowRankCache c = low_rank_cache(k, x.type);
+    size_t B = (size_t)d->B, T = (size_t)d->T, HS = (size_t)d->HS, HV = (size_t)d->HV;
+    size_t shared = c.ks ? HS + HV : 0, rows = (size_t)c.n_zk, planes = c.zv == c.zk ? 1 : 2;
+    int groups = c.shared_z ? 1 : d->NH;
+    a.NKV = d->NH, a.HS = d->HS, a.q_head = HS, a.q_token = a.q_batch = width(d->NH, d->HS);
     a.k_token = HS, a.v_token = HV, a.k_batch = T * HS, a.v_batch = T * HV;
     floatX *q = kernel_fx(k, B * a.q_token), *out = kernel_fx(k, B * a.o_token),
-           *z = kernel_fx(k, B * width(d->NH, stored));
+           *z = kernel_fx(k, B * width(groups, c.ld_b));
     double pairs = (double)k->N * d->NH,
-           held = (double)(B * (T * (HS + HV) + 2 * T * rows)) * x.bytes;
+           held = (double)(B * T * (shared + planes * rows)) * x.bytes;
     // Keys are put together, r to HS; values are summed as latents.
-    TIMED(k, "sdpa_lowrank_extend", 2 * pairs * (r * d->HS + d->HS + d->HV + r), held)
+    double products = (double)c.r * d->HS + d->HS + (c.vs ? d->HV : 0) + c.r;
+    TIMED(k, "sdpa_lowrank_extend", 2 * pairs * products, held)
     ops->sdpa_lowrank_extend(out, q, &c, &a);
     TIMED(k, "cache_append_latent", 0, (double)(B * rows) * (x.bytes + (double)ops->elem_size))
-    ops->cache_append_latent((void *)c.zk, latent, x.type, z, width(d->NH, stored), d->NH, r,
-                             stored, x.pos, x.n_new, d->B, 1);
+    ops->cache_append_latent((void *)c.zk, c.zk_batch, x.type, z, width(groups, c.ld_b), groups,
+                             c.r, c.ld_b, x.pos, x.n_new, d->B, 1);
 }

@@ -96,7 +96,8 @@ attention() {
 # Every op by itself and the products of all shapes: GB/s, TFLOP/s, shares of the measured peaks.
 bench() {
     # shellcheck disable=SC2046
-    measure bench configs/128m-mha.json configs/128m-lrkv.json $(sizes '--batch 16 --tokens 2048' '--repeat 1') \
+    measure bench configs/128m-mha.json configs/128m-lrkv.json configs/128m-mla.json \
+        configs/128m-mla-decoupled.json $(sizes '--batch 16 --tokens 2048' '--repeat 1') \
         --only peaks,kernels,gemm --seconds 60
 }
 

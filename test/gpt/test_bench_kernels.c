@@ -85,6 +85,27 @@ static void counts_follow_from_the_sizes(TestCtx *t) {
     bench_free(&b);
 }
 
+// 4 heads of 8, latents of 12: a cached row serves all heads, once for keys and values. Decoupled,
+// with 4 rotated values, which queries and keys have in addition; heads of 6 as values.
+static void counts_of_mla_are_its_own(TestCtx *t) {
+    for (int decoupled = 0; decoupled < 2; decoupled++) {
+        Bench b;
+        Ops ops;
+        Error err;
+        open_tiny(&b, &tiny_variants[decoupled ? 5 : 3], &ops, TYPE_F32);
+        CHECK_MSG(t, bench_run(&b, &err), "%s", err.text);
+        if (decoupled) {
+            expect(t, &b, "sdpa_forward", 32.0 * 4 * 8 * 2 * (12 + 6),
+                   4 * 32 * 4 * (12 + 12 + 6 + 6) + 4 * 32 * 4);
+            expect(t, &b, "sdpa_extend", 2.0 * 4 * 16 * 2 * (16 + 12), 4 * 2 * 16 * 16);
+        } else {
+            expect(t, &b, "sdpa_lowrank_extend", 2.0 * 4 * 16 * 2 * (12 * 8 + 8 + 12),
+                   4 * 2 * 16 * 12);
+        }
+        bench_free(&b);
+    }
+}
+
 // Names in ops.h that no row begins with.
 static void no_op_is_left_out(TestCtx *t) {
     static const char *const not_timed[] = {"alloc", "free", "sync", "measure_peaks",
@@ -122,4 +143,5 @@ static void no_op_is_left_out(TestCtx *t) {
 
 TEST_MAIN({"every_variant_can_be_timed", every_variant_can_be_timed},
           {"counts_follow_from_the_sizes", counts_follow_from_the_sizes},
+          {"counts_of_mla_are_its_own", counts_of_mla_are_its_own},
           {"no_op_is_left_out", no_op_is_left_out})

@@ -272,10 +272,10 @@ static void config_micro_batch_divides_the_step(TestCtx *t) {
 
 // Every file of configs/ passes, and the recipes say what the table's defaults say.
 static void config_files_of_the_project_are_valid(TestCtx *t) {
-    static const char *const names[] = {"demo",     "modern",    "gpt2",     "gpt2-124m",
-                                        "128m",     "128m-mha",  "128m-gqa", "128m-mqa",
-                                        "128m-mla", "128m-lrkv", "2.5b",     "2.5b-mha",
-                                        "2.5b-gqa", "2.5b-mqa",  "2.5b-mla", "2.5b-lrkv"};
+    static const char *const names[] = {
+        "demo",     "modern",   "gpt2",      "gpt2-124m",          "128m", "128m-mha", "128m-gqa",
+        "128m-mqa", "128m-mla", "128m-lrkv", "128m-mla-decoupled", "2.5b", "2.5b-mha", "2.5b-gqa",
+        "2.5b-mqa", "2.5b-mla", "2.5b-lrkv"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[64];
         snprintf(path, sizeof path, "configs/%s.json", names[i]);

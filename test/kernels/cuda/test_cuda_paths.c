@@ -15,7 +15,7 @@ static const struct Narrow {
               {"configs/128m-mqa.json", NULL},
               {"configs/128m-gqa.json", NULL},
               {"configs/128m-mla.json", NULL},
-              {"configs/128m-mla.json", "attention.kv_lora_rank=512 attention.qk_rope_head_dim=64"},
+              {"configs/128m-mla-decoupled.json", NULL},
               {"configs/128m-lrkv.json", NULL},
               {"configs/2.5b-mha.json", NULL},
               {"configs/2.5b-gqa.json", NULL},
