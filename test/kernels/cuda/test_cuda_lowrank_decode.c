@@ -84,11 +84,12 @@ static void a_long_cache_matches(TestCtx *t) {
     FOR_EACH_TABLE(g) {
         if (!is_bf16(g)) continue;
         LowRankCase c = {4, 7, 64, 64, 55, 56, .bf16 = true, .rope = true, .norm = true};
-        c.pos[0] = 700, c.n_new[0] = 4, c.pos[1] = 190, c.n_new[1] = 4;
-        c.pos[2] = 189, c.n_new[2] = 3;  // ends where a split begins
+        // The second split begins at 384: where a row ends, and behind the first tokens of another.
+        c.pos[0] = 700, c.n_new[0] = 4, c.pos[1] = 380, c.n_new[1] = 4;
+        c.pos[2] = 382, c.n_new[2] = 3;
         if (table_ / 2 == 2) c.HS = c.HV = 128;
         lowrank_twin_extend(t, g, c);
-        c.mla = true, c.pos[2] = 382;  // its second split begins at 384
+        c.mla = true;
         lowrank_twin_extend(t, g, c);
     }
 }
