@@ -176,6 +176,8 @@ static void extend_new(Extend *e, const Ops *g, const SdpaCase *c, const SdpaCac
            Tmax = (size_t)(cache->far + c->T);
     SdpaArgs a = packed_args(c);
     int pos[ROWS] = {(int)Tmax, 0, cache->far}, n_new[ROWS] = {0, c->T > 1 ? c->T - 1 : 1, c->T};
+    if (cache->idle_last)
+        pos[0] = cache->far, n_new[0] = c->T, pos[LAST] = (int)Tmax, n_new[LAST] = 0;
     memcpy(e->pos, pos, sizeof pos), memcpy(e->n_new, n_new, sizeof n_new);
     e->gpos = twin_ints(g, pos, ROWS), e->gnew = twin_ints(g, n_new, ROWS);
     a.B = ROWS, a.Tk = (int)Tmax, a.k_token = a.v_token = row, a.k_batch = a.v_batch = Tmax * row;

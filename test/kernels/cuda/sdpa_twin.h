@@ -30,6 +30,7 @@ typedef struct SdpaCache {
     // Of a prefix: v's tokens lie 64 elements closer together than k's; v is the first row's in
     // all.
     bool close_values, one_row;
+    bool idle_last;  // the row without new tokens is the last, not the first
 } SdpaCache;
 void sdpa_twin_extend(TestCtx *t, const Ops *g, SdpaCase c, SdpaCache cache);
 

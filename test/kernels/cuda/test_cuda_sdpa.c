@@ -40,7 +40,7 @@ static void large_and_equal_scores_match(TestCtx *t) {
 static void extending_a_cache_matches(TestCtx *t) {
     const Ops *g;
     FOR_EACH_TABLE(g) {
-        SdpaCache cache = {.bf16 = table_ / 2 == 1, .far = 37};
+        SdpaCache cache = {.bf16 = table_ / 2 == 1, .far = 37, .idle_last = table_ / 2 == 0};
         sdpa_twin_extend(t, g, (SdpaCase){0, 1, 4, 2, 16, 16, .pad = 0}, cache);
         cache.bf16 = !cache.bf16;
         sdpa_twin_extend(t, g, (SdpaCase){0, 5, 3, 1, 24, 8, .pad = 0}, cache);

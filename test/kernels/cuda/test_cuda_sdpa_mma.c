@@ -61,7 +61,7 @@ static void extending_a_cache_matches(TestCtx *t) {
         sdpa_twin_extend(t, g, (SdpaCase){0, 40, 1, 1, size[0], size[1], .pad = 0},
                          (SdpaCache){.bf16 = true, .far = 33});
         sdpa_twin_extend(t, g, (SdpaCase){0, 33, 1, 1, size[0], size[1], .pad = 0},
-                         (SdpaCache){.bf16 = true, .far = 62});
+                         (SdpaCache){.bf16 = true, .far = 62, .idle_last = true});
         sdpa_twin_extend(t, g, (SdpaCase){0, 34, 1, 1, size[0], size[1], .pad = 0},
                          (SdpaCache){.bf16 = true, .far = 300});
     }
@@ -75,7 +75,9 @@ static void decoding_matches(TestCtx *t) {
             const int *size = sizes[i];
             int far[] = {3, 130, 333}, heads[] = {1, 3, 18};
             SdpaCase c = {0, 1, 2 * heads[order], 2, size[0], size[1], .pad = 8};
-            sdpa_twin_extend(t, g, c, (SdpaCache){.bf16 = true, .far = far[(i + order) % 3]});
+            sdpa_twin_extend(
+                t, g, c,
+                (SdpaCache){.bf16 = true, .far = far[(i + order) % 3], .idle_last = order == 0});
         }
         int near[] = {12, 30, 60};  // some rows see nothing of a warp's first keys
         sdpa_twin_extend(t, g, (SdpaCase){0, 7, 3, 1, 64, 64, .pad = 0},
@@ -90,6 +92,7 @@ static void absorbed_latents_match(TestCtx *t) {
         int far[] = {150, 300, 61}, tokens[] = {1, 1, 3};
         SdpaCache near = {.bf16 = true, .prefix = true, .far = order == 1 ? 126 : 33};
         SdpaCache cache = {.bf16 = true, .prefix = true, .far = far[order]};
+        cache.idle_last = order == 0;
         sdpa_twin_extend(t, g, (SdpaCase){0, tokens[order], 6, 1, 576, 512, .pad = 0}, cache);
         sdpa_twin_extend(t, g, (SdpaCase){0, 1, 18, 1, 576, 512, .pad = 0}, cache);
         if (order == 1) sdpa_twin_extend(t, g, (SdpaCase){0, 4, 6, 1, 576, 512, .pad = 0}, near);
