@@ -57,11 +57,11 @@ static void extending_a_cache_matches(TestCtx *t) {
     FOR_EACH_ORDER(g, order) {
         const int *size = sizes[order];
         sdpa_twin_extend(t, g, (SdpaCase){0, 50, 3, 1, size[0], size[1], .pad = 0},
-                         (SdpaCache){.bf16 = true, .far = 77});
+                         (SdpaCache){.bf16 = true, .far = 77, .idle_last = true});
         sdpa_twin_extend(t, g, (SdpaCase){0, 40, 1, 1, size[0], size[1], .pad = 0},
                          (SdpaCache){.bf16 = true, .far = 33});
         sdpa_twin_extend(t, g, (SdpaCase){0, 33, 1, 1, size[0], size[1], .pad = 0},
-                         (SdpaCache){.bf16 = true, .far = 62, .idle_last = true});
+                         (SdpaCache){.bf16 = true, .far = 62});
         sdpa_twin_extend(t, g, (SdpaCase){0, 34, 1, 1, size[0], size[1], .pad = 0},
                          (SdpaCache){.bf16 = true, .far = 300});
     }
@@ -77,7 +77,7 @@ static void decoding_matches(TestCtx *t) {
             SdpaCase c = {0, 1, 2 * heads[order], 2, size[0], size[1], .pad = 8};
             sdpa_twin_extend(
                 t, g, c,
-                (SdpaCache){.bf16 = true, .far = far[(i + order) % 3], .idle_last = order == 0});
+                (SdpaCache){.bf16 = true, .far = far[(i + order) % 3], .idle_last = order == 1});
         }
         int near[] = {12, 30, 60};  // some rows see nothing of a warp's first keys
         sdpa_twin_extend(t, g, (SdpaCase){0, 7, 3, 1, 64, 64, .pad = 0},
