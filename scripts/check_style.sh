@@ -28,6 +28,27 @@ hits=$(sources gpt train_gpt.c | xargs grep -nE '^ *#include "kernels/(cpu|cuda)
 hits=$(sources gpt attention data kernels train_gpt.c | xargs grep -lE '^ *#include "gpt/model_impl.h"' | grep -v '^gpt/model')
 [ -z "$hits" ] || fail "$hits: gpt/model_impl.h belongs to gpt/model*.c"
 
+# All kernels end in one program. Two types of one name, or two functions of one signature, in different
+# files would be taken for the same one by the linker, without a word.
+# shellcheck disable=SC2016
+hits=$(sources kernels/cuda | xargs awk '
+    match($0, /^(template <[^>]*> )?(typedef )?struct [A-Za-z0-9_]+ \{/) {
+        name = substr($0, RSTART, RLENGTH - 2)
+        sub(/.*struct /, "", name)
+        print "struct " name
+    }
+    /^(__device__|__global__)/ { text = "" ; open = 1 }
+    open { text = text " " $0 }
+    open && /[{;]$/ {
+        open = 0
+        gsub(/__launch_bounds__\([^)]*\)/, "", text)
+        gsub(/[ \t]+/, " ", text)
+        sub(/ \{$/, "", text)
+        if (match(text, /[A-Za-z0-9_]+\(/)) print substr(text, RSTART)
+    }' | sort | uniq -d)
+[ -z "$hits" ] || fail "$hits
+  (defined twice in kernels/cuda)"
+
 # Calls that have safer neighbours.
 hits=$(sources . | grep -v '^test/' | xargs grep -nE '(^|[^_a-zA-Z0-9])(sprintf|strcpy|strcat|atoi|atof|rand|gets|strtok)\(')
 [ -z "$hits" ] || fail "$hits

@@ -20,8 +20,8 @@ __device__ __forceinline__ unsigned load_factors(const bf16 *row, int i, int r) 
 }
 
 template <typename S>
-__device__ __forceinline__ void load_state(WarpState<S> &w, const DecodeCall &c,
-                                           const DecodeTile &t, int h, int half) {
+__device__ __forceinline__ void load_state(WarpState<S> &w, const LowRankCall &c,
+                                           const LowRankTile &t, int h, int half) {
     int lane = threadIdx.x % WARP, query = lane / 4;
     const bf16 *bk = reinterpret_cast<const bf16 *>(c.c.bk) + (size_t)h * S::HS * c.c.ld_b;
     const bf16 *q = c.q + t.b * c.a.q_batch + query * c.a.q_token + h * c.a.q_head;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void part_scores(const WarpState<S> &w, const bf16 *s
 // position that query 0 sees. Both warps of a head add in the same order.
 template <typename S>
 __device__ __forceinline__ void whole_scores(float (&s)[4][2], const WarpShared<S> &x,
-                                             const DecodeCall &c, int limit) {
+                                             const LowRankCall &c, int limit) {
     int lane = (int)opaque(threadIdx.x % WARP);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ void whole_scores(float (&s)[4][2], const WarpShared<
 // p into its tile (QUERIES, KEYS); sums are brought to the new maxima.
 template <typename S>
 __device__ __forceinline__ void softmax(WarpState<S> &w, const WarpShared<S> &x,
-                                        const DecodeCall &c, int limit) {
+                                        const LowRankCall &c, int limit) {
     int lane = (int)opaque(threadIdx.x % WARP);
     float s[4][2], factor[2];
     whole_scores(s, x, c, limit);
@@ -208,8 +208,8 @@ __device__ __forceinline__ void add_values(WarpState<S> &w, const bf16 *stage, c
 
 // What clear_stage cleared, added for the queries that see it. limit: as for softmax.
 template <typename S>
-__device__ __forceinline__ void add_cleared(WarpState<S> &w, const DecodeCall &c,
-                                            const DecodeTile &t, int h, int half, int key,
+__device__ __forceinline__ void add_cleared(WarpState<S> &w, const LowRankCall &c,
+                                            const LowRankTile &t, int h, int half, int key,
                                             int limit) {
     int lane = (int)opaque(threadIdx.x % WARP), query = lane % 4 * 2;
     const bf16 *vs = static_cast<const bf16 *>(c.c.vs) + t.b * c.c.vs_batch;
@@ -238,8 +238,8 @@ __device__ __forceinline__ void add_cleared(WarpState<S> &w, const DecodeCall &c
 
 // The warp's half of the partial result of each query.
 template <typename S>
-__device__ __forceinline__ void write_part(WarpState<S> &w, const DecodeCall &c,
-                                           const DecodeTile &t, int h, int half) {
+__device__ __forceinline__ void write_part(WarpState<S> &w, const LowRankCall &c,
+                                           const LowRankTile &t, int h, int half) {
     int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int e = 0; e < 2; e++) {
@@ -268,9 +268,9 @@ __device__ __forceinline__ void write_part(WarpState<S> &w, const DecodeCall &c,
 }
 
 template <typename S>
-__global__ void __launch_bounds__(2 * MAX_HEADS * WARP) lowrank_mma_decode_kernel(DecodeCall c) {
+__global__ void __launch_bounds__(2 * MAX_HEADS * WARP) lowrank_mma_decode_kernel(LowRankCall c) {
     SHARED(bf16, stages);
-    DecodeTile t = decode_tile(c);
+    LowRankTile t = lowrank_tile(c);
     if (t.n_new <= 0) return;  // the whole block
     int warp = threadIdx.x / WARP, half = warp % 2, stage = 0;
     bool works = t.h + warp / 2 < c.a.NH;
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(2 * MAX_HEADS * WARP) lowrank_mma_decode_kerne
     if (works) load_state(w, c, t, t.h + warp / 2, half);
     if (t.begin < t.end) copy_stage<S>(stages, c, t, t.begin);
     // t is taken anew for each stage: during the products there are no registers for it.
-    for (int key = t.begin; key < t.end; key += KEYS, stage ^= 1, t = decode_tile(c)) {
+    for (int key = t.begin; key < t.end; key += KEYS, stage ^= 1, t = lowrank_tile(c)) {
         bf16 *at = stages + stage * S::stage(c.heads);
         cp_async_wait<0>();
         bool cleared = false;  // at most the last keys are not seen by all queries
@@ -293,20 +293,20 @@ __global__ void __launch_bounds__(2 * MAX_HEADS * WARP) lowrank_mma_decode_kerne
         __syncthreads();  // the parts of the scores are here
         if (!works) continue;
         WarpShared<S> x = warp_shared<S>(stages, c.heads);
-        softmax(w, x, c, c.a.pos[decode_tile(c).b] - key);
+        softmax(w, x, c, c.a.pos[lowrank_tile(c).b] - key);
         __syncwarp();  // p is here
         add_values(w, at, at + S::LATENTS + (warp / 2 * 2 + 1) * S::Z, x.p, half);
         if (cleared) {
-            DecodeTile here = decode_tile(c);
+            LowRankTile here = lowrank_tile(c);
             add_cleared(w, c, here, here.h + warp / 2, half, key, here.pos - key);
         }
     }
-    t = decode_tile(c);
+    t = lowrank_tile(c);
     if (works) write_part(w, c, t, t.h + warp / 2, half);
 }
 
 // As many heads in a block as fit and share out evenly.
-template <typename S> static void launch(bf16 *out, DecodeCall c) {
+template <typename S> static void launch(bf16 *out, LowRankCall c) {
     const SdpaArgs *a = &c.a;
     int most = min_int(a->NH, MAX_HEADS);
     static_assert(S::shared_bytes(1) <= MMA_SHARED_BYTES, "fits small devices");
@@ -321,7 +321,7 @@ template <typename S> static void launch(bf16 *out, DecodeCall c) {
     lowrank_combine(out, c.parts, &c.c, a);
 }
 
-template <int HS> static void launch_rank(bf16 *out, const DecodeCall &c) {
+template <int HS> static void launch_rank(bf16 *out, const LowRankCall &c) {
     if (c.c.r <= 16)
         launch<LowRankShape<HS, 1>>(out, c);
     else if (c.c.r <= 32)
@@ -342,7 +342,7 @@ bool lowrank_mma_decode(bf16 *out, const bf16 *q, const LowRankCache *l, const S
     bool sizes = a->Tq <= QUERIES && a->HS == a->HV && l->r <= 64;
     if (!sizes || !l->ks || !l->vs || l->shared_z || l->bias_k) return false;
     if (!fit || strides % 8 || even % 2 || !has_mma_shared()) return false;
-    DecodeCall c = {q, *a, *l, {}, 0, 0};
+    LowRankCall c = {q, *a, *l, {}, 0, 0};
     if (a->HS == 64)
         launch_rank<64>(out, c);
     else if (a->HS == 128)

@@ -6,7 +6,7 @@
 
 enum { KEYS = 32, MAX_HEADS = 6 };
 
-struct DecodeCall {
+struct LowRankCall {
     const bf16 *q;
     SdpaArgs a;
     LowRankCache c;
@@ -33,12 +33,12 @@ template <typename T> __device__ __forceinline__ T *narrow_at(T *tile, int row, 
     return tile + row * KEYS + (chunk ^ row / 2 % 4) * 8;
 }
 
-struct DecodeTile {
+struct LowRankTile {
     int b, h, split, pos, n_new, begin, end;  // h: the first head of the block
 };
-__device__ __forceinline__ DecodeTile decode_tile(const DecodeCall &c) {
+__device__ __forceinline__ LowRankTile lowrank_tile(const LowRankCall &c) {
     int groups = (c.a.NH + c.heads - 1) / c.heads;
-    DecodeTile t;
+    LowRankTile t;
     unsigned i = opaque(blockIdx.x);  // taken anew where needed, to save registers
     t.h = (int)(i % groups) * c.heads;
     i /= groups;
@@ -54,7 +54,7 @@ __device__ __forceinline__ DecodeTile decode_tile(const DecodeCall &c) {
 // Starts to copy positions key ... key + 31 of everything to a stage. Here and in clear_stage i is
 // opaque: places computed for one stage are not kept for the next, for lack of registers.
 template <typename S>
-__device__ __forceinline__ void copy_stage(bf16 *stage, const DecodeCall &c, const DecodeTile &t,
+__device__ __forceinline__ void copy_stage(bf16 *stage, const LowRankCall &c, const LowRankTile &t,
                                            int key) {
     const LowRankCache &l = c.c;
     int n = t.end - key, heads = min(c.heads, c.a.NH - t.h);
@@ -87,7 +87,8 @@ __device__ __forceinline__ void copy_stage(bf16 *stage, const DecodeCall &c, con
 // Of a stage whose keys not all queries see: values and latents of values that are not finite are
 // cleared, by the threads that copied them; whether there were any.
 template <typename S>
-__device__ __forceinline__ bool clear_stage(bf16 *stage, const DecodeCall &c, const DecodeTile &t) {
+__device__ __forceinline__ bool clear_stage(bf16 *stage, const LowRankCall &c,
+                                            const LowRankTile &t) {
     int heads = min(c.heads, c.a.NH - t.h);
     bool any = false;
     for (int i = (int)opaque(threadIdx.x); i < KEYS * S::HS / 8; i += blockDim.x)

@@ -4,7 +4,7 @@
 #include "kernels/cuda/lowrank.h"
 #include "kernels/cuda/tile.cuh"
 
-template <typename T> struct ForwardCall {
+template <typename T> struct LowRankForwardCall {
     T *out;
     float *rstd;
     const T *s, *z, *b;
@@ -14,7 +14,8 @@ template <typename T> struct ForwardCall {
 
 // 16 MR tokens of one head.
 template <typename T, int MR>
-__global__ void __launch_bounds__(TILE_THREADS) lowrank_plain_forward_kernel(ForwardCall<T> c) {
+__global__ void __launch_bounds__(TILE_THREADS)
+    lowrank_plain_forward_kernel(LowRankForwardCall<T> c) {
     enum { ROWS = SIDE * MR };
     SHARED(float, a_tile);
     float *b_tile = a_tile + ROWS * LD, *x = b_tile + TILE * LD;
@@ -117,7 +118,7 @@ static size_t forward_bytes(int MR, int HS) {
     return (size_t)(tiles_floats(SIDE * MR, HS) + (SIDE * MR + TILE) * LD) * sizeof(float);
 }
 
-template <typename T, int MR> static void launch_forward(const ForwardCall<T> &c) {
+template <typename T, int MR> static void launch_forward(const LowRankForwardCall<T> &c) {
     size_t blocks = ceil_div(c.rows, (size_t)(SIDE * MR)) * c.a.NH;
     LAUNCH((lowrank_plain_forward_kernel<T, MR>), blocks, TILE_THREADS, forward_bytes(MR, c.a.HS),
            cuda_stream())
@@ -127,7 +128,7 @@ template <typename T, int MR> static void launch_forward(const ForwardCall<T> &c
 template <typename T>
 void lowrank_plain_forward(T *out, float *rstd, const T *s, const T *z, const T *b,
                            const LowRankArgs *a) {
-    ForwardCall<T> c = {out, rstd, s, z, b, *a, (size_t)a->B * a->T};
+    LowRankForwardCall<T> c = {out, rstd, s, z, b, *a, (size_t)a->B * a->T};
     size_t limit = cuda_device()->shared_limit;
     if (forward_bytes(4, a->HS) <= limit)
         launch_forward<T, 4>(c);
