@@ -62,10 +62,11 @@ bool cuda_open(int index, Error *err) {
     return error_set(err, "GPU %d: this process uses GPU %d already", index, device.index);
 }
 
-void cuda_limit_shared(size_t bytes) {
+size_t cuda_limit_shared(size_t bytes) {
     size_t all = cuda_device()->shared_bytes;
     device.shared_limit = bytes && bytes < all ? bytes : all;
     limit_shared(device.shared_limit);
+    return device.shared_limit;
 }
 
 void cuda_close(void) {

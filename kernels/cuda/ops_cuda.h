@@ -18,8 +18,8 @@ void cuda_close(void);
 size_t cuda_waits(void);
 
 // The open device as if a block of it had so many bytes of shared memory, at most what it has; 0:
-// all. For tests of what small devices run.
-void cuda_limit_shared(size_t bytes);
+// all. Returns what it now has. For tests of what small devices run.
+size_t cuda_limit_shared(size_t bytes);
 
 // The table whose floatX is TYPE_F32 or TYPE_BF16. cuda_open comes first.
 const Ops *ops_cuda(ElemType act);

@@ -122,8 +122,18 @@ static void peaks_are_measured(TestCtx *t) {
     }
 }
 
+static void shared_memory_is_limited_and_given_back(TestCtx *t) {
+    const Ops *g = twin_table(0);
+    size_t all = cuda_limit_shared(0);
+    CHECK(t, g && all >= 99 << 10);
+    CHECK(t, cuda_limit_shared(50 << 10) == 50 << 10);
+    CHECK(t, cuda_limit_shared(all + 1) == all);
+    CHECK(t, cuda_limit_shared(50 << 10) == 50 << 10 && cuda_limit_shared(0) == all);
+}
+
 TEST_MAIN({"no_op_is_missing", no_op_is_missing}, {"uploads_do_not_wait", uploads_do_not_wait},
           {"a_missing_device_is_a_sentence", a_missing_device_is_a_sentence},
           {"memory_is_cleared_copied_and_converted", memory_is_cleared_copied_and_converted},
           {"conversions_take_any_address", conversions_take_any_address},
+          {"shared_memory_is_limited_and_given_back", shared_memory_is_limited_and_given_back},
           {"peaks_are_measured", peaks_are_measured})
