@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(2 * MAX_HEADS * WARP) lowrank_mma_decode_kerne
         bf16 *at = stages + stage * S::stage(c.heads);
         cp_async_wait<0>();
         bool cleared = false;  // at most the last keys are not seen by all queries
-        if (key + KEYS > t.end - QUERIES) cleared = clear_stage<S>(at, c, t);
+        if (key + KEYS > t.end - QUERIES) cleared = clear_stage<S>(at, t);
         // The stage is here, and nobody reads the one before any more.
         cleared = sync_any(cleared);
         if (key + KEYS < t.end)

@@ -33,31 +33,13 @@ template <typename T> __device__ __forceinline__ T *narrow_at(T *tile, int row, 
     return tile + row * KEYS + (chunk ^ row / 2 % 4) * 8;
 }
 
-struct LowRankTile {
-    int b, h, split, pos, n_new, begin, end;  // h: the first head of the block
-};
-__device__ __forceinline__ LowRankTile lowrank_tile(const LowRankCall &c) {
-    int groups = (c.a.NH + c.heads - 1) / c.heads;
-    LowRankTile t;
-    unsigned i = opaque(blockIdx.x);  // taken anew where needed, to save registers
-    t.h = (int)(i % groups) * c.heads;
-    i /= groups;
-    t.split = i % c.parts.n_splits;
-    t.b = i / c.parts.n_splits;
-    t.pos = c.a.pos[t.b];
-    t.n_new = c.a.n_new[t.b];
-    t.begin = t.split * c.split_keys;
-    t.end = min(t.begin + c.split_keys, t.pos + t.n_new);
-    return t;
-}
-
 // Starts to copy positions key ... key + 31 of everything to a stage. Here and in clear_stage i is
 // opaque: places computed for one stage are not kept for the next, for lack of registers.
 template <typename S>
 __device__ __forceinline__ void copy_stage(bf16 *stage, const LowRankCall &c, const LowRankTile &t,
                                            int key) {
     const LowRankCache &l = c.c;
-    int n = t.end - key, heads = min(c.heads, c.a.NH - t.h);
+    int n = t.end - key, heads = t.h_end - t.h;
     const bf16 *ks = static_cast<const bf16 *>(l.ks) + t.b * l.ks_batch + (size_t)key * S::HS;
     const bf16 *vs = static_cast<const bf16 *>(l.vs) + t.b * l.vs_batch + (size_t)key * S::HS;
     for (int i = (int)opaque(threadIdx.x); i < KEYS * S::HS / 8; i += blockDim.x) {
@@ -87,9 +69,8 @@ __device__ __forceinline__ void copy_stage(bf16 *stage, const LowRankCall &c, co
 // Of a stage whose keys not all queries see: values and latents of values that are not finite are
 // cleared, by the threads that copied them; whether there were any.
 template <typename S>
-__device__ __forceinline__ bool clear_stage(bf16 *stage, const LowRankCall &c,
-                                            const LowRankTile &t) {
-    int heads = min(c.heads, c.a.NH - t.h);
+__device__ __forceinline__ bool clear_stage(bf16 *stage, const LowRankTile &t) {
+    int heads = t.h_end - t.h;
     bool any = false;
     for (int i = (int)opaque(threadIdx.x); i < KEYS * S::HS / 8; i += blockDim.x)
         any |= clear_not_finite(chunk_at<S::HS>(stage + S::VS, i / (S::HS / 8), i % (S::HS / 8)));

@@ -78,7 +78,7 @@ __device__ __forceinline__ void rotate_keys(WarpKeys<S> &k, const float *rope, i
 // This half's part of the scores of a head's queries and of the sums of squares of its keys.
 template <typename S>
 __device__ __forceinline__ void write_scores(const WarpKeys<S> &k, const LatentsShared &s,
-                                             const LatentsCall &c, const LatentsTile &t, int h) {
+                                             const LatentsCall &c, const LowRankTile &t, int h) {
     WarpPlace w = warp_place();
     int lane = (int)opaque(threadIdx.x % WARP), query = lane / 4, Tq = c.a.Tq;
     const bf16 *q = c.q + t.b * c.a.q_batch + query * c.a.q_token + h * c.a.q_head + lane % 4 * 2;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void write_scores(const WarpKeys<S> &k, const Latents
 // Scores of all heads of the block with the latents, which are on their way like the first factors.
 template <typename S>
 __device__ __forceinline__ void score_heads(const LatentsShared &s, const LatentsCall &c,
-                                            const LatentsTile &t, int key, int &stage) {
+                                            const LowRankTile &t, int key, int &stage) {
     WarpKeys<S> k;
     for (int h = t.h, i = 0; h < t.h_end;) {
         bool last = i + RANKS >= c.c.r, all = last && h + 1 == t.h_end;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void score_heads(const LatentsShared &s, const Latent
             cp_async_commit();
         }
         if (last) {
-            LatentsTile here = latents_tile(c);
+            LowRankTile here = lowrank_tile(c);
             if (c.c.rope) rotate_keys(k, c.c.rope + (size_t)key * S::HS, here.end - key);
             write_scores(k, s, c, here, h);
         }
@@ -162,7 +162,7 @@ __device__ __forceinline__ void load_both(float (&x)[2], const float *first, int
 
 // p into its tile, and for each row the factor that brings sums to the new maximum.
 __device__ __forceinline__ void latents_softmax(LatentsRows &rows, const LatentsShared &s,
-                                                const LatentsCall &c, const LatentsTile &t, int HS,
+                                                const LatentsCall &c, const LowRankTile &t, int HS,
                                                 int key) {
     int lane = (int)opaque(threadIdx.x % WARP);
 #pragma unroll
@@ -230,7 +230,7 @@ __device__ __forceinline__ void clear_latents(bf16 *z, int r) {
 template <int N>
 __device__ __forceinline__ void write_parts(const float (&o)[N][4], const LatentsRows &rows,
                                             const LatentsShared &s, const LatentsCall &c,
-                                            const LatentsTile &t) {
+                                            const LowRankTile &t) {
     int lane = (int)opaque(threadIdx.x % WARP), Tq = c.a.Tq, n = (t.h_end - t.h) * Tq;
     size_t first = ((size_t)t.b * c.a.NH + t.h) * Tq;  // rows of a head lie side by side
 #pragma unroll
@@ -260,7 +260,7 @@ __device__ __forceinline__ void write_parts(const float (&o)[N][4], const Latent
 template <typename S>
 __global__ void __launch_bounds__(THREADS, S::BLOCKS) lowrank_mma_latent_kernel(LatentsCall c) {
     SHARED(bf16, z);
-    LatentsTile t = latents_tile(c);
+    LowRankTile t = lowrank_tile(c);
     if (t.n_new <= 0) return;  // the whole block
     LatentsShared s = latents_shared<S>(z, c);
     LatentsRows rows;
@@ -275,10 +275,10 @@ __global__ void __launch_bounds__(THREADS, S::BLOCKS) lowrank_mma_latent_kernel(
     }
     cp_async_commit();
     int stage = 0;
-    for (int key = t.begin; key < t.end; key += KEYS, t = latents_tile(c)) {
+    for (int key = t.begin; key < t.end; key += KEYS, t = lowrank_tile(c)) {
         score_heads<S>(s, c, t, key, stage);
         __syncthreads();  // both halves of the scores are here
-        t = latents_tile(c);
+        t = lowrank_tile(c);
         latents_softmax(rows, s, c, t, S::HS, key);
         if (key + KEYS > t.pos + 1) clear_latents(s.z, c.c.r);
         __syncthreads();  // p is here

@@ -46,27 +46,8 @@ template <typename S> static size_t shared_bytes(int r, int stages) {
     return tiles * sizeof(bf16) + (2 * HALF_SCORES + 2 * HALF_SQUARES + ROWS) * sizeof(float);
 }
 
-struct LatentsTile {
-    int b, h, h_end, split, pos, n_new, begin, end;  // h ... h_end: the heads of the block
-};
-__device__ __forceinline__ LatentsTile latents_tile(const LatentsCall &c) {
-    int groups = (c.a.NH + c.heads - 1) / c.heads;
-    LatentsTile t;
-    unsigned i = opaque(blockIdx.x);  // taken anew where needed, to save registers
-    t.h = (int)(i % groups) * c.heads;
-    t.h_end = min(t.h + c.heads, c.a.NH);
-    i /= groups;
-    t.split = i % c.parts.n_splits;
-    t.b = i / c.parts.n_splits;
-    t.pos = c.a.pos[t.b];
-    t.n_new = c.a.n_new[t.b];
-    t.begin = t.split * c.split_keys;
-    t.end = min(t.begin + c.split_keys, t.pos + t.n_new);
-    return t;
-}
-
 // Starts to copy the latents of positions key ... key + 63: rows are ranks.
-__device__ __forceinline__ void copy_latents(bf16 *tile, const LatentsCall &c, const LatentsTile &t,
+__device__ __forceinline__ void copy_latents(bf16 *tile, const LatentsCall &c, const LowRankTile &t,
                                              int key) {
     const bf16 *z = c.z + t.b * c.c.zk_batch + (size_t)key * c.c.n_zk;
     int rows = (c.c.r + 15) / 16 * 16;
