@@ -76,6 +76,21 @@ Model *tiny_model(const Config *c, bool training) {
     return m;
 }
 
+void tiny_extend(Model *m, Cache *c, const int *ids, int n, int chunk, float *logits) {
+    size_t V = (size_t)m->cfg.model.vocab_size;
+    for (int at = c->pos[0]; at < n; at = c->pos[0]) {
+        int k = min_int(chunk, n - at);
+        model_extend(m, c, ids + at, k, &k, logits + (size_t)at * V, true);
+    }
+}
+
+void tiny_by_cache(Model *m, const int *ids, int n, int prefill, float *logits) {
+    Cache *c = cache_create(m, 1, n, prefill);
+    tiny_extend(m, c, ids, prefill, prefill, logits);
+    tiny_extend(m, c, ids, n, 1, logits);
+    cache_free(m, c);
+}
+
 // Half of the ids follow from the one before, so that there is something to learn.
 void tiny_ids(int *ids, size_t n, int limit, uint64_t seed) {
     uint64_t key = rng_key(seed, "tiny");

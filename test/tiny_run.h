@@ -26,6 +26,10 @@ void tiny_config(Config *c, const char *settings, const char *more);
 void tiny_set(Config *c, const char *settings);
 // A trained-looking model of it, at its initial values, with one thread. The caller frees it.
 Model *tiny_model(const Config *c, bool training);
+// Logits (n, V) of ids[0..n) in chunks, of those that the cache does not hold yet; it has one row.
+void tiny_extend(Model *m, Cache *c, const int *ids, int n, int chunk, float *logits);
+// The same over a cache of its own: a prefill, then token by token.
+void tiny_by_cache(Model *m, const int *ids, int n, int prefill, float *logits);
 // n ids below `limit`, a function of the seed.
 void tiny_ids(int *ids, size_t n, int limit, uint64_t seed);
 // A table without measuring the machine, which takes longer than a tiny run; and the CPU's.

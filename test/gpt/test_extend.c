@@ -50,21 +50,13 @@ static Cache *nan_cache(const Model *m, int B, int Tmax, int chunk) {
     return c;
 }
 
-// Logits (n, V) of ids[0..n) in chunks; the cache must hold one row.
-static void extend_all(Model *m, Cache *c, const int *ids, int n, int chunk, float *logits) {
-    for (int at = c->pos[0]; at < n; at = c->pos[0]) {
-        int k = min_int(chunk, n - at);
-        model_extend(m, c, ids + at, k, &k, logits + (size_t)at * V, true);
-    }
-}
-
 static void check_chunks(TestCtx *t, const TinyVariant *v, int type) {
     static const int chunks[] = {1, 3, 5, T - 1, T};
     Full *f = full_new(v, type);
     float *logits = mem_alloc((size_t)T * V, sizeof(float));
     for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
         Cache *c = nan_cache(f->m, 1, T, chunks[i]);
-        extend_all(f->m, c, f->ids, T, chunks[i], logits);
+        tiny_extend(f->m, c, f->ids, T, chunks[i], logits);
         CHECK(t, c->pos[0] == T);
         CHECK_CLOSE(t, logits, f->logits, .what = f->label, .n = (size_t)T * V, .rel_tol = f->tol);
         cache_free(f->m, c);

@@ -32,18 +32,6 @@ static void narrow_config(Config *c, const struct Narrow *n) {
     if (!config_finish(c, &err)) die("%s: %s", n->path, err.text);
 }
 
-// Logits (T, V) of ids: a prefill, then token by token.
-static void by_cache(Model *m, const int *ids, float *logits) {
-    Cache *c = cache_create(m, 1, T, PREFILL);
-    int n = PREFILL;
-    model_extend(m, c, ids, PREFILL, &n, logits, true);
-    for (n = 1; c->pos[0] < T;) {
-        int at = c->pos[0];
-        model_extend(m, c, ids + at, 1, &n, logits + (size_t)at * V, true);
-    }
-    cache_free(m, c);
-}
-
 // The parts of it that ran on plain kernels; 0 where nobody counts, on a GPU.
 static int plain_launches(const Ops *g) {
     g->sync();
@@ -74,13 +62,13 @@ static void bf16_runs_on_tensor_cores(TestCtx *t) {
         Config c;
         narrow_config(&c, &narrow[i]);
         Model *m = tiny_model(&c, false);
-        by_cache(m, ids, want);
+        tiny_by_cache(m, ids, T, PREFILL, want);
         model_free(m);
         if (emu_forget_launches) emu_forget_launches();
         m = cuda_model(&c, TYPE_BF16, true);
         one_step(m, ids);
         CHECK_MSG(t, plain_launches(m->ops) == 0, "%s: training on plain kernels", label);
-        by_cache(m, ids, got);
+        tiny_by_cache(m, ids, T, PREFILL, got);
         CHECK_MSG(t, plain_launches(m->ops) == 0, "%s: a cache on plain kernels", label);
         model_free(m);
         double most = 0;

@@ -54,18 +54,6 @@ static Buf greedy(TestCtx *t, const Loaded *l, const char *prompt) {
     return text;
 }
 
-// Logits (T, V) of ids over the cache: a prefill, then token by token.
-static void by_cache(Model *m, const int *ids, float *logits) {
-    Cache *c = cache_create(m, 1, T, PREFILL);
-    int n = PREFILL;
-    model_extend(m, c, ids, PREFILL, &n, logits, true);
-    for (n = 1; c->pos[0] < T;) {
-        int at = c->pos[0];
-        model_extend(m, c, ids + at, 1, &n, logits + (size_t)at * V, true);
-    }
-    cache_free(m, c);
-}
-
 static void by_forward(Model *m, const int *ids, float *logits) {
     model_alloc_acts(m, 1, T);
     model_logits(m, ids, logits);
@@ -114,12 +102,12 @@ static void check_variant(TestCtx *t, const char *label, const TinyRun *r) {
     int ids[T];
     tiny_ids(ids, T, V, 3);
     Loaded cpu = load(t, r, "cpu", compute[0]);
-    by_cache(cpu.m, ids, want);
+    tiny_by_cache(cpu.m, ids, T, PREFILL, want);
     double bound = bf16_bound(want, N);
     for (int bf16 = 0; bf16 < 2; bf16++) {
         Loaded cuda = load(t, r, "cuda", compute[bf16]);
         double rel = bf16 ? 0 : 1e-4, abs = bf16 ? bound : 0;
-        by_cache(cuda.m, ids, cached);
+        tiny_by_cache(cuda.m, ids, T, PREFILL, cached);
         by_forward(cuda.m, ids, full);
         CHECK_CLOSE(t, cached, full, .what = label, .n = N, .rel_tol = rel, .abs_tol = abs);
         CHECK_CLOSE(t, cached, want, .what = label, .n = N, .rel_tol = rel, .abs_tol = abs);
