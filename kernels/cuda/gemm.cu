@@ -207,16 +207,11 @@ static size_t extent(int rows, int cols, size_t ld, int batch, size_t stride) {
     return (size_t)(batch - 1) * stride + (size_t)(rows - 1) * ld + (size_t)cols;
 }
 
-// What TYPE_FX is in the table of T.
-template <typename T> static ElemType fx_type() {
-    return sizeof(T) == 2 ? TYPE_BF16 : TYPE_F32;
-}
-
 // A bf16 operand beside an fp32 one goes to fp32 through scratch.
 template <typename T>
 static void gemm_cuda(void *c, const void *a, const void *b, const GemmOp *op) {
     GemmOp g = *op;
-    ElemType fx = fx_type<T>();
+    ElemType fx = elem_stored(TYPE_FX, sizeof(T));
     if (g.a_type == TYPE_FX) g.a_type = fx;
     if (g.b_type == TYPE_FX) g.b_type = fx;
     if (g.c_type == TYPE_FX) g.c_type = fx;
@@ -258,7 +253,7 @@ static void matmul_cuda(floatX *out, size_t ld_out, const floatX *inp, size_t ld
     GemmOp g = {};
     g.M = (int)N, g.N = w->OC, g.K = w->IC, g.batch = 1, g.tb = true;
     g.lda = ld_inp, g.ldb = (size_t)w->IC, g.ldc = ld_out, g.alpha = 1.0f;
-    g.a_type = g.b_type = g.c_type = fx_type<T>(), g.compute = TYPE_F32;
+    g.a_type = g.b_type = g.c_type = elem_stored(TYPE_FX, sizeof(T)), g.compute = TYPE_F32;
     bool biased = bias && n_bias > 0;
     if (biased && product(out, inp, w->data, widen_bias<T>(bias, n_bias, w->OC), &g)) return;
     product(out, inp, w->data, nullptr, &g);
